@@ -83,8 +83,9 @@ class Scratch(threading.local):
         """Bytes held now, slack included."""
         return sum(buffer.nbytes + self._slack_nbytes(buffer.nbytes) for buffer in self._buffers.values())
 
-    def array(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
-        """`count` elements, not initialized; the memory grows to the longest ever asked for under this name."""
+    def array(self, name: str, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """An array, not initialized; the memory grows to the longest ever asked for under this name."""
+        count = shape if isinstance(shape, int) else prod(shape)
         view = self._views.get((name, dtype))
         if view is None or view.size < count:
             itemsize = np.dtype(dtype).itemsize
@@ -95,7 +96,7 @@ class Scratch(threading.local):
                 self._views = {key: kept for key, kept in self._views.items() if key[0] != name}
                 self._buffers[name] = buffer = self._empty(count * itemsize, np.uint8)
             view = self._views[name, dtype] = buffer[: buffer.size // itemsize * itemsize].view(dtype)
-        return view[:count]
+        return view[:count] if isinstance(shape, int) else view[:count].reshape(shape)
 
 
 def in_blocks(out: Array, *inputs: Array) -> Iterator[list[Array]]:

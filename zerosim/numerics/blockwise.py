@@ -133,9 +133,7 @@ class BlockKernels:
 
     def room(self, name: str, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """The scratch memory of that name, not initialized, as an array of this shape."""
-        if isinstance(shape, int):
-            return self.scratch_memory.array(name, shape, dtype)
-        return self.scratch_memory.array(name, prod(shape), dtype).reshape(shape)
+        return self.scratch_memory.array(name, shape, dtype)
 
     def computes_in(self, out: Array, work: np.dtype[Any]) -> bool:
         """True where values of the type ``work`` can be computed in the memory of ``out``."""
@@ -164,9 +162,9 @@ class BlockKernels:
             narrow = self.room(f"{name} narrow", x.shape, x.dtype)
             np.copyto(narrow, x)
             x = narrow
-        row = self.scratch_memory.array(name, x.size, work)
-        self._cast(x.reshape(-1), row)
-        return row if x.ndim == 1 else row.reshape(x.shape)
+        wide = self.room(name, x.shape, work)
+        self._cast(x.reshape(-1), wide.reshape(-1))
+        return wide
 
     def _cast(self, x: Array, out: Array) -> None:
         """out (n,) = x (n,), both contiguous, block by block."""
@@ -182,16 +180,18 @@ class BlockKernels:
         return self.wide(name, x, dtype)
 
     def apply(self, function: Operation, inputs: Sequence[Array | PerRow | PerColumn | float], out: Array,
-              work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None) -> None:
+              work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None,
+              with_scratch: bool = False) -> None:
         """out = function(*inputs, result) for every element, computed in the type ``work`` (that of the arrays if it is
         None), on the grid of the type ``grid``, rounded once to out's type.
 
         ``out`` may be an input's memory: a function writes its result when it has read what it needs of the element.
+        With `with_scratch` its first argument is a scratch memory.
         """
         work = work or work_type(*(x for x in (*inputs, out) if isinstance(x, np.ndarray)))
         blocks = [self._beside(f"input {i}", x, work) for i, x in enumerate(inputs)]
         result = self.room_for("result", out, work)
-        function(*blocks, result)
+        function(*([self.scratch_memory] if with_scratch else ()), *blocks, result)
         if grid is not None:
             self.onto_grid(result, grid)
         self.round_into(result, out)

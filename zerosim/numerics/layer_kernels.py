@@ -162,15 +162,15 @@ def swiglu(k: BlockKernels, h: Array, out: Array) -> None:
     """
     gate, up = _halves(h)
     for rows in k.row_blocks(h):
-        k.apply(_swiglu, [gate[rows], up[rows]], out[rows])
+        k.apply(_swiglu, [gate[rows], up[rows]], out[rows], with_scratch=True)
 
 
 def swiglu_gradient(k: BlockKernels, h: Array, dy: Array, out: Array) -> None:
     """out (M, 2F): the gradient of gate, dy·up·silu'(gate), and that of up, dy·silu(gate), side by side; dy (M, F)."""
     (gate, up), (d_gate, d_up) = _halves(h), _halves(out)
     for rows in k.row_blocks(h):
-        k.apply(_swiglu_gate_gradient, [gate[rows], up[rows], dy[rows]], d_gate[rows])
-        k.apply(_swiglu, [gate[rows], dy[rows]], d_up[rows])
+        k.apply(_swiglu_gate_gradient, [gate[rows], up[rows], dy[rows]], d_gate[rows], with_scratch=True)
+        k.apply(_swiglu, [gate[rows], dy[rows]], d_up[rows], with_scratch=True)
 
 
 def _halves(x: Array) -> tuple[Array, Array]:
@@ -289,20 +289,30 @@ def _tanh_term(x: Array, out: Array) -> Array:
     return np.tanh(out, out=out)
 
 
-def _swiglu(gate: Array, up: Array, y: Array) -> None:
-    clamped = np.maximum(gate, -_SIGMOID_SATURATED)
-    np.divide(clamped, np.add(np.exp(np.multiply(clamped, -1)), 1), out=y)
-    np.multiply(y, up, out=y)
+def _swiglu(scratch: Scratch, gate: Array, up: Array, y: Array) -> None:
+    clamped, growth = _clamped_and_growth(scratch, gate, math.inf)
+    np.divide(clamped, growth, out=clamped)
+    np.multiply(clamped, up, out=y)
 
 
-def _swiglu_gate_gradient(gate: Array, up: Array, dy: Array, result: Array) -> None:
+def _swiglu_gate_gradient(scratch: Scratch, gate: Array, up: Array, dy: Array, result: Array) -> None:
     """dy·up·s·(1 + x·(1 - s)), with s the sigmoid of the gate x."""
-    clamped = np.clip(gate, -_SIGMOID_SATURATED, _SIGMOID_SATURATED)
-    sigmoid = np.divide(1, np.add(np.exp(np.multiply(clamped, -1)), 1))
-    np.multiply(clamped, np.subtract(1, sigmoid), out=result)
-    np.add(result, 1, out=result)
-    np.multiply(result, sigmoid, out=result)
-    np.multiply(result, np.multiply(dy, up), out=result)
+    clamped, growth = _clamped_and_growth(scratch, gate, _SIGMOID_SATURATED)
+    sigmoid = np.divide(1, growth, out=growth)
+    change = np.subtract(1, sigmoid, out=scratch.array("swiglu change", gate.shape, gate.dtype))
+    np.multiply(clamped, change, out=change)
+    np.add(change, 1, out=change)
+    np.multiply(change, sigmoid, out=change)
+    np.multiply(dy, up, out=clamped)
+    np.multiply(change, clamped, out=result)
+
+
+def _clamped_and_growth(scratch: Scratch, gate: Array, largest: float) -> tuple[Array, Array]:
+    """x and 1 + e⁻ˣ, for the gate x clamped to where the sigmoid is saturated, and to a largest number."""
+    clamped, growth = (scratch.array(f"swiglu {name}", gate.shape, gate.dtype) for name in ("clamped", "growth"))
+    np.clip(gate, -_SIGMOID_SATURATED, largest, out=clamped)
+    np.exp(np.multiply(clamped, -1, out=growth), out=growth)
+    return clamped, np.add(growth, 1, out=growth)
 
 
 def _gelu_exact(scratch: Scratch, x: Array, y: Array) -> None:
@@ -594,14 +604,16 @@ def _log_of_sum(total: Array, top: Array, result: Array) -> None:
 def rotate(k: BlockKernels, x: Array, heads: int, frequencies: tuple[float, ...], *, back: bool = False) -> None:
     """Turns the first ``heads`` heads of D channels each of x (B, T, …) in place, each plane by its frequency (D/2,) in
     radians per place; ``back``: the other way."""
-    sign, work = -1.0 if back else 1.0, work_type(x)
-    table = [PerColumn(k.uploaded(part.astype(work))) for part in angles(x.shape[1], frequencies)]
-    for sequence in x.reshape(*x.shape[:2], -1, 2 * len(frequencies))[:, :, :heads]:
-        first, second = _halves(sequence.transpose(1, 0, 2))  # (heads, T, D/2)
-        result = k.room("turned", first.shape, work)
-        k.apply(_turned, [first, second, *table, sign], result)
-        k.apply(_turned, [second, first, *table, -sign], second, work)
-        k.round_into(result, first)
+    work, points = work_type(x), x.reshape(*x.shape[:2], -1, 2, len(frequencies))[:, :, :heads]
+    cosine, sine = angles(x.shape[1], frequencies)
+    signed = np.stack([-sine, sine] if back else [sine, -sine], axis=1)
+    tables = [k.uploaded(part.astype(work)) for part in (cosine[:, None], signed)]
+    for rows in k.row_blocks(points[0]):
+        of_heads = [k.room(name, points[0, rows].shape, work) for name in ("cosines", "sines")]
+        for table, part in zip(of_heads, tables, strict=True):
+            table[...] = part[rows, None]
+        for sequence in points[:, rows]:
+            k.apply(_turned, [sequence, sequence[:, :, ::-1], *of_heads], sequence, work, with_scratch=True)
 
 
 @cache
@@ -611,9 +623,9 @@ def angles(tokens: int, frequencies: tuple[float, ...]) -> tuple[Array, Array]:
     return np.cos(turns), np.sin(turns)
 
 
-def _turned(x: Array, y: Array, cosine: Array, sine: Array, sign: float, result: Array) -> None:
-    """x·cosine - sign·y·sine."""
-    product = np.multiply(np.multiply(y, sine), sign)
+def _turned(scratch: Scratch, x: Array, y: Array, cosine: Array, sine: Array, result: Array) -> None:
+    """x·cosine - y·sine."""
+    product = np.multiply(y, sine, out=scratch.array("turned", y.shape, y.dtype))
     np.multiply(x, cosine, out=result)
     np.subtract(result, product, out=result)
 

@@ -185,8 +185,12 @@ class CupyKernels(NumpyKernels):
             self.apply(_copy, [wide], out)
 
     def apply(self, function: Callable[..., object], inputs: Sequence[Array | PerRow | PerColumn | float], out: Array,
-              work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None) -> None:
-        """out = function(*inputs, result) for every element, in one launch; as for NumPy's arrays."""
+              work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None,
+              with_scratch: bool = False) -> None:
+        """out = function(*inputs, result) for every element, in one launch, of which a scratch memory is variables; as
+        for NumPy's arrays."""
+        if with_scratch:
+            function = partial(_with_scratch, function)
         numbers = tuple(x if isinstance(x, int | float) else None for x in inputs)
         rest = [x for x in inputs if not isinstance(x, int | float)]
         if len(rest) < len(inputs):
@@ -307,8 +311,8 @@ class CupyKernels(NumpyKernels):
 
     def run_blocks(self, function: Operation, inputs: Sequence[Any], out: Any, work: np.dtype[Any] | None = None, *,
                    in_place: bool = False, with_scratch: bool = False) -> None:
-        """out = function(*inputs, result), in one launch; a scratch memory is variables of the kernel."""
-        self.apply(partial(_with_scratch, function) if with_scratch else function, inputs, out, work)
+        """out = function(*inputs, result), in one launch."""
+        self.apply(function, inputs, out, work, with_scratch=with_scratch)
 
     def _step(self, rows: list[Any], function: Callable[..., object], scratch: int) -> None:
         run_fused(function, [Operand(row) for row in rows], FP32, scratch)

@@ -216,7 +216,7 @@ class TracedScratch:
     def __init__(self, tape: TracingTape) -> None:
         self._tape = tape
 
-    def array(self, name: str, count: int, dtype: Any) -> Symbol:
+    def array(self, name: str, shape: Any, dtype: Any) -> Symbol:
         """A new variable, whatever the name: nothing is handed on from one call to the next."""
         return self._tape.fresh()
 
