@@ -123,7 +123,7 @@ class Norm:
     epsilon: float
     biased: bool
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """(C,) each."""
         return {f"{self.name}.{parameter}": (self.channels,) for parameter in ("weight", "bias")[:1 + self.biased]}
@@ -206,7 +206,7 @@ class SubBlock(ABC):
         """Parameters of the middle, which most have none of."""
         return {}
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The norm's (C,), the opening's (C, O) and its bias's (O,), the middle's, the closing's (I, C) and (C,)."""
         c, (o, i) = self.config.channels, self.widths
@@ -348,7 +348,7 @@ class BlockUnit(Unit):
     def __init__(self, name: str, sub_blocks: Sequence[SubBlock]) -> None:
         self.name, self.sub_blocks = name, tuple(sub_blocks)
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The sub-blocks' parameters, in their order."""
         return {name: shape for one in self.sub_blocks for name, shape in one.shapes.items()}

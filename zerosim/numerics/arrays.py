@@ -54,8 +54,7 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     if not slack:
         return np.empty(shape, dtype)
     base = np.empty(nbytes + slack, np.uint8)
-    offset = -base.ctypes.data % ALIGNMENT_NBYTES
-    return base[offset : offset + nbytes].view(dtype).reshape(shape)
+    return np.ndarray(shape, dtype, base, -base.ctypes.data % ALIGNMENT_NBYTES)
 
 
 @cache  # malloc is the process's: once is enough, and a second time its page would really be zeroed

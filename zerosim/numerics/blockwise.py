@@ -189,22 +189,19 @@ class BlockKernels:
         With `with_scratch` its first argument is a scratch memory.
         """
         work = work or work_type(*(x for x in (*inputs, out) if isinstance(x, np.ndarray)))
-        blocks = [self._beside(f"input {i}", x, work) for i, x in enumerate(inputs)]
+        blocks = [self._beside(i, x, work) for i, x in enumerate(inputs)]
         result = self.room_for("result", out, work)
         function(*([self.scratch_memory] if with_scratch else ()), *blocks, result)
         if grid is not None:
             self.onto_grid(result, grid)
         self.round_into(result, out)
 
-    def _beside(self, name: str, x: Array | PerRow | PerColumn | float, work: np.dtype[Any]) -> Array | float:
-        match x:
-            case PerRow(values):
-                return self.wide(name, values, work)[..., None]
-            case PerColumn(values):
-                return self.wide(name, values, work)
-            case np.ndarray():
-                return self.wide(name, x, work)
-        return x
+    def _beside(self, i: int, x: Array | PerRow | PerColumn | float, work: np.dtype[Any]) -> Array | float:
+        values: Any = x.values if isinstance(x, PerRow | PerColumn) else x
+        if isinstance(values, np.ndarray) and values.dtype != work:
+            values = self.wide(f"input {i}", values, work)
+        found: Array | float = values[..., None] if isinstance(x, PerRow) else values
+        return found
 
     def onto_grid(self, x: Array, dtype: np.dtype[Any]) -> None:
         """Rounds wide values to the grid of a narrower type, in place."""

@@ -259,7 +259,7 @@ def _relu(x: Array, y: Array) -> None:
 def _gelu(scratch: Scratch, x: Array, y: Array) -> None:
     tanh = _tanh_term(x, scratch.array("gelu tanh", x.size, x.dtype))
     np.add(tanh, 1, out=tanh)
-    np.maximum(x, -_TANH_SATURATED, out=y)  # from below only: there the factor is exactly 0, and -inf·0 would be NaN
+    np.clip(x, -_TANH_SATURATED, math.inf, out=y)  # below, the factor is exactly 0, and -inf·0 would be NaN
     np.multiply(y, 0.5, out=y)
     np.multiply(y, tanh, out=y)
 
@@ -317,7 +317,7 @@ def _clamped_and_growth(scratch: Scratch, gate: Array, largest: float) -> tuple[
 
 def _gelu_exact(scratch: Scratch, x: Array, y: Array) -> None:
     distribution = _normal_distribution(scratch, x, y)
-    np.maximum(x, -SATURATED, out=y)
+    np.clip(x, -SATURATED, math.inf, out=y)
     np.multiply(y, distribution, out=y)
 
 
@@ -400,11 +400,12 @@ def _probabilities(k: BlockKernels, query: Array, key: Array, rows: slice, p: Ar
     s = _scores(k, query, key, rows, slice(0, rows.stop))
     k.apply(_exponential, [s, PerRow(k.row_maxima(s))], s)
     saved = None if p is None else p[:, :, rows, : rows.stop]
+    if p is not None and rows.stop < p.shape[3]:
+        words(p)[:, :, rows] = 0  # whole rows, which lie side by side
     result = s if saved is None or not k.computes_in(saved, s.dtype) else saved
     k.apply(np.divide, [s, PerRow(k.row_sums(s))], result, grid=dtype)
-    if p is not None and saved is not None:
+    if saved is not None:
         k.round_into(result, saved)
-        words(p)[:, :, rows, rows.stop :] = 0
     return result
 
 
@@ -647,11 +648,11 @@ def normalize_rows(k: BlockKernels, x: Array, w: Array, b: Array | None, epsilon
     for rows in k.row_blocks(x):
         centered = wide = k.wide("rows", x[rows], work)
         if mean is not None:
-            k.apply(np.divide, [k.row_sums(wide), columns], mean[rows])
+            k.apply(np.divide, [k.row_sums(wide), columns], mean[rows], work)
             centered = k.room("centered", wide.shape, work)
-            k.apply(np.subtract, [wide, PerRow(mean[rows])], centered)
-        k.apply(_reciprocal_deviation, [k.row_products(centered, centered), columns, epsilon], rstd[rows])
-        scale_rows(k, wide, w, b, None if mean is None else mean[rows], rstd[rows], y[rows])
+            k.apply(np.subtract, [wide, PerRow(mean[rows])], centered, work)
+        k.apply(_reciprocal_deviation, [k.row_products(centered, centered), columns, epsilon], rstd[rows], work)
+        k.apply(_scaled, [centered, PerRow(rstd[rows]), *_per_column(w, b)], y[rows], work)
 
 
 def _reciprocal_deviation(squares: Array, columns: int, epsilon: float, result: Array) -> None:
@@ -663,25 +664,30 @@ def _reciprocal_deviation(squares: Array, columns: int, epsilon: float, result: 
 def scale_rows(k: BlockKernels, x: Array, w: Array, b: Array | None, mean: Array | None, rstd: Array,
                y: Array) -> None:
     """y as `normalize_rows` computes it, from the statistics that it wrote: the same bits."""
+    work = work_type(x)
     for rows in k.row_blocks(x):
-        columns = [PerColumn(one) for one in (w, b) if one is not None]
-        k.apply(_scaled_rms if mean is None else _scaled, [x[rows], *_statistics(mean, rstd, rows), *columns], y[rows],
-                work_type(x))
+        k.apply(_scaled if mean is None else _centered_and_scaled,
+                [x[rows], *_statistics(mean, rstd, rows), *_per_column(w, b)], y[rows], work)
 
 
 def _statistics(mean: Array | None, rstd: Array, rows: slice) -> list[PerRow]:
     return [PerRow(one[rows]) for one in (mean, rstd) if one is not None]
 
 
-def _scaled(x: Array, mean: Array, rstd: Array, w: Array, b: Array, result: Array) -> None:
-    _normal(x, mean, rstd, result)
-    result *= w
-    result += b
+def _per_column(w: Array, b: Array | None) -> list[PerColumn]:
+    return [PerColumn(one) for one in (w, b) if one is not None]
 
 
-def _scaled_rms(x: Array, rstd: Array, w: Array, result: Array) -> None:
-    np.multiply(x, rstd, out=result)
+def _centered_and_scaled(x: Array, mean: Array, *rest: Array) -> None:
+    _scaled(np.subtract(x, mean, out=rest[-1]), *rest)
+
+
+def _scaled(centered: Array, rstd: Array, w: Array, *rest: Array) -> None:
+    *bias, result = rest
+    np.multiply(centered, rstd, out=result)
     result *= w
+    for b in bias:
+        result += b
 
 
 def normalize_rows_gradient(k: BlockKernels, x: Array, w: Array, mean: Array | None, rstd: Array, dy: Array, dx: Array,
@@ -697,12 +703,12 @@ def normalize_rows_gradient(k: BlockKernels, x: Array, w: Array, mean: Array | N
         statistics = _statistics(mean, rstd, rows)
         normal, gradient = (k.room(name, x[rows].shape, work) for name in ("centered", "gradient"))
         wide_dy = k.wide("dy", dy[rows], work)
-        k.apply(np.multiply if mean is None else _normal, [x[rows], *statistics], normal)
-        k.apply(np.multiply, [wide_dy, normal], gradient)
+        k.apply(np.multiply if mean is None else _normal, [x[rows], *statistics], normal, work)
+        k.apply(np.multiply, [wide_dy, normal], gradient, work)
         k.add_column_sums(gradient.reshape(-1, columns), sums[0])
         if db is not None:
             k.add_column_sums(wide_dy.reshape(-1, columns), sums[1])
-        k.apply(np.multiply, [wide_dy, PerColumn(w)], gradient)
+        k.apply(np.multiply, [wide_dy, PerColumn(w)], gradient, work)
         along = PerRow(k.row_products(gradient, normal))
         if mean is None:
             k.apply(_through_rms, [gradient, normal, along, statistics[0], columns], dx[rows], work)
