@@ -31,7 +31,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from zerosim.models import layers
 from zerosim.models.initializers import Filled, Initializer, Normal
-from zerosim.models.layers import Context, Gradients
+from zerosim.models.layers import Context, Gradients, rows_of
 from zerosim.models.units import Unit, Weights
 from zerosim.numerics.arrays import Array, copy_elements, has_data
 from zerosim.numerics.checks import is_count, is_number, require_shape, unknown_name
@@ -535,20 +535,16 @@ def _quotient(divisor: int, dy: Array, result: Array) -> None:
 
 def linear(x: TrackedArray, w: TrackedArray, b: TrackedArray | None = None) -> TrackedArray:
     """x @ w + b, rounded once: x (..., I), w (I, O), b (O,) -> (..., O); see `layers.linear_forward`."""
-    y, _ = layers.linear_forward(x.graph.context, _rows(x._array), w._array, None if b is None else b._array)
+    y, _ = layers.linear_forward(x.graph.context, rows_of(x._array), w._array, None if b is None else b._array)
     of_x, of_w, of_b = x.value, w.value, None if b is None else b.value.outline
 
     def backward(graph: Graph, dy: Array) -> list[Array | None]:
         dw, db = graph.gradient_room(of_w), None if of_b is None else graph.gradient_room(of_b)
-        dx = layers.linear_backward(graph.context, graph.elements(of_w), _rows(graph.elements(of_x)), _rows(dy), dw, db,
-                                    input_gradient=of_x.number is not None)
+        dx = layers.linear_backward(graph.context, graph.elements(of_w), rows_of(graph.elements(of_x)), rows_of(dy), dw,
+                                    db, input_gradient=of_x.number is not None)
         return [None if dx is None else dx.reshape(of_x.shape), dw] + ([] if of_b is None else [db])
 
     return x.graph.result(y.reshape(*x.shape[:-1], w.shape[1]), [x, w] if b is None else [x, w, b], backward)
-
-
-def _rows(x: Array) -> Array:
-    return x if x.ndim == 2 else layers.rows_of(x)
 
 
 def _product(a: TrackedArray, b: TrackedArray) -> TrackedArray:
@@ -600,11 +596,11 @@ def _unless_weight(x: TrackedArray) -> TrackedArray:
 def layernorm(x: TrackedArray, w: TrackedArray, b: TrackedArray, epsilon: float = layers.EPSILON) -> TrackedArray:
     """LayerNorm over the last axis: x (..., C), w and b (C,); see `layers.norm_forward`."""
     x, of_w, of_b = _unless_weight(x), w.value, b.value.outline
-    y, saved = layers.norm_forward(x.graph.context, _rows(x._array), w._array, b._array, epsilon=epsilon)
+    y, saved = layers.norm_forward(x.graph.context, rows_of(x._array), w._array, b._array, epsilon=epsilon)
 
     def backward(graph: Graph, dy: Array) -> list[Array | None]:
         dw, db = graph.gradient_room(of_w), graph.gradient_room(of_b)
-        dx = layers.norm_backward(graph.context, graph.elements(of_w), saved, _rows(dy), dw, db)
+        dx = layers.norm_backward(graph.context, graph.elements(of_w), saved, rows_of(dy), dw, db)
         return [dx.reshape(dy.shape), dw, db]
 
     return x.graph.result(y.reshape(x.shape), [x, w, b], backward)

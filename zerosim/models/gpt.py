@@ -316,7 +316,8 @@ class Attention(SubBlock):
 class FeedForward(SubBlock):
     """A GELU in its tanh form, as GPT-2 has it, between up (C, F) and down (F, C).
 
-    ``functions`` are the middle's own, of rows: forward and backward.
+    ``functions`` are the middle's own, of rows: forward and backward. It reads as many matrices of F columns, side by
+    side, as it has ``sides``.
     """
 
     local_name: ClassVar[str] = "ffn"
@@ -326,11 +327,12 @@ class FeedForward(SubBlock):
     called: ClassVar[tuple[str, str]] = ("feed_forward", "feed_forward")
     functions: ClassVar[tuple[Callable[..., tuple[Array, Any]], Callable[..., Array]]] = (
         layers.gelu_forward, layers.gelu_backward)
+    sides: ClassVar[int] = 1
 
     @property
     def widths(self) -> tuple[int, int]:
-        """F, F."""
-        return self.config.feed_forward, self.config.feed_forward
+        """F for each of the ``sides``, F."""
+        return self.sides * self.config.feed_forward, self.config.feed_forward
 
     def middle_forward(self, ctx: Context, w: Weights, h: Array, shape: tuple[int, ...]) -> tuple[Array, Any]:
         """h (M, O) -> (M, F)."""
@@ -348,7 +350,7 @@ class BlockUnit(Unit):
     def __init__(self, name: str, sub_blocks: Sequence[SubBlock]) -> None:
         self.name, self.sub_blocks = name, tuple(sub_blocks)
 
-    @cached_property
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The sub-blocks' parameters, in their order."""
         return {name: shape for one in self.sub_blocks for name, shape in one.shapes.items()}
@@ -505,7 +507,8 @@ class Head(Unit):
     def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
         """logits (B, T, V); saves x and its statistics."""
         h, saved = self.norm.forward(ctx, w, rows_of(x))
-        logits = ctx.empty((*x.shape[:2], self.config.vocabulary), dtype=ctx.output_dtype, name="head.logits")
+        logits = ctx.empty((*x.shape[:2], self.config.vocabulary), dtype=ctx.policy.output_dtype,
+                           name="head.logits")
         ctx.matmul(h, w["wte"].T if self.tied else w["lm_head.weight"], logits.reshape(h.shape[0], -1))
         return logits, saved
 

@@ -112,11 +112,6 @@ class Context:
             return self.kernels.empty(shape, dtype)
         return self.workspace.alloc(shape, dtype, kind, name)
 
-    @property
-    def output_dtype(self) -> np.dtype:
-        """The dtype of the model's last output, which the loss reads."""
-        return self.policy.output_dtype
-
     def matmul(self, a: Array, b: Array, out: Array, bias: Array | None = None, gradient: str | None = None) -> None:
         """out (M, N) = a (M, K) @ b (K, N) + bias (N,), added up in fp32, rounded once; and what it cost.
 

@@ -104,11 +104,7 @@ class GatedFeedForward(FeedForward):
     norm_name: ClassVar[str] = "ffn_norm"
     opening: ClassVar[str] = "ffn.gate_up"
     functions = swiglu_forward, swiglu_backward
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """2F, F."""
-        return 2 * self.config.feed_forward, self.config.feed_forward
+    sides: ClassVar[int] = 2
 
 
 # -- Rotary positions, shared keys and values, norms of heads ----------------------------------------------------------

@@ -267,7 +267,7 @@ class Model:
         _refuse_duplicates("parameter", (name for unit in units for name in unit.names))
         _refuse_late_owners(units)
 
-    @cached_property
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter by name, in the order of the flat vector."""
         return {name: shape for unit in self.units for name, shape in unit.shapes.items()}

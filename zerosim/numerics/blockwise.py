@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -118,14 +118,11 @@ class BlockKernels:
         `with_scratch` its first argument is a scratch memory.
         """
         work = work or work_type(*inputs, out)
-        if with_scratch:
-            function = partial(function, self.scratch_memory)
         for here, *rest in in_blocks(out, *inputs):
-            direct = here.dtype == work and (in_place or not any(np.may_share_memory(x, here) for x in rest))
-            result = here if direct else self.room("result", here.size, work)
-            function(*[self.wide(f"input {i}", x, work) for i, x in enumerate(rest)], result)
-            if not direct:
-                cast_block(result, here, self.scratch_memory)
+            apart = not in_place and any(np.may_share_memory(x, here) for x in rest)
+            result = self.room("apart", here.size, work) if apart else here
+            self.apply(function, rest, result, work, with_scratch=with_scratch)
+            self.round_into(result, here)
 
     def uploaded(self, x: Array) -> Array:
         """x where these kernels compute, bit for bit: here."""

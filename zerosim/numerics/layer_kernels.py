@@ -87,7 +87,8 @@ def _series(dtype: np.dtype[Any]) -> tuple[float, ...]:
 # -- Activation functions and dropout ----------------------------------------------------------------------------------
 # A format of 16 bits has 65,536 values: on the host a function of one of them is looked up in a table, which holds what
 # the float32 formula gives for each, rounded. Looking up costs a fifth of computing, and gives the same bits. x is
-# clamped where a function is saturated exactly, so that no infinity meets a zero.
+# clamped where a function is saturated exactly, so that no infinity meets a zero: NumPy clips in a third of the time
+# that it takes for a maximum with a number.
 
 _Function = Callable[..., None]  # (scratch, x, ..., result): blocks of one type
 
@@ -709,28 +710,20 @@ def normalize_rows_gradient(k: BlockKernels, x: Array, w: Array, mean: Array | N
         if db is not None:
             k.add_column_sums(wide_dy.reshape(-1, columns), sums[1])
         k.apply(np.multiply, [wide_dy, PerColumn(w)], gradient, work)
-        along = PerRow(k.row_products(gradient, normal))
-        if mean is None:
-            k.apply(_through_rms, [gradient, normal, along, statistics[0], columns], dx[rows], work)
-        else:
-            shift = PerRow(k.row_sums(gradient))
-            k.apply(_through_normal, [gradient, normal, along, shift, statistics[1], columns], dx[rows], work)
+        along, shift = k.row_products(gradient, normal), [] if mean is None else [k.row_sums(gradient)]
+        k.apply(_through_norm, [gradient, normal, columns, statistics[-1], *map(PerRow, (along, *shift))], dx[rows],
+                work)
     k.round_into(sums[0], dw)
     if db is not None:
         k.round_into(sums[1], db)
 
 
-def _through_normal(gradient: Array, normal: Array, along: Array, shift: Array, rstd: Array, columns: int,
-                    result: Array) -> None:
+def _through_norm(gradient: Array, normal: Array, columns: int, rstd: Array, along: Array, *rest: Array) -> None:
+    *shift, result = rest
     np.multiply(normal, np.divide(along, columns), out=result)
     np.subtract(gradient, result, out=result)
-    result -= np.divide(shift, columns)
-    result *= rstd
-
-
-def _through_rms(gradient: Array, normal: Array, along: Array, rstd: Array, columns: int, result: Array) -> None:
-    np.multiply(normal, np.divide(along, columns), out=result)
-    np.subtract(gradient, result, out=result)
+    for one in shift:
+        result -= np.divide(one, columns)
     result *= rstd
 
 
