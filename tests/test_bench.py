@@ -8,10 +8,12 @@ import pytest
 
 from benchmarks.speed import rows, runner
 from tests.support import ask, assert_command_refuses
+from zerosim.cli import bench
 
 # Rows whose sides need processes of their own: it is accounts that one side leaves out, and imports that are timed.
 APART = ("accounts", "import", "plan-prompt", "mpi-16")
-HERE = [row for row in rows().values() if row.processes == (1, 1) and row.goal is not None and row.name not in APART]
+HERE = [row for row in rows().values() if row.processes == (1, 1) and row.goal is not None and row.theirs
+        and row.name not in APART]
 
 
 @pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
@@ -32,6 +34,21 @@ def test_rows_without_a_goal_take_their_step():
     for row in rows().values():
         if row.name in ("by-ranks-4", "by-parameters-10000", "by-layers-1", "null"):
             assert row.theirs(True)() is row.ours(True)() is None
+
+
+def test_targets_of_make_are_run_and_reported_in_seconds_and_only_where_they_are_named(monkeypatch):
+    named = [row for row in rows().values() if not row.theirs]
+    assert [row.name for row in named] == ["make-demo", "make-test", "make-test-cpu"]
+    assert [row.name for row in runner.chosen([]) if row in named] == []
+    for row in named:
+        begun = row.clock()
+        row.ours(True)()
+        assert row.clock() > begun
+    monkeypatch.setattr(runner, "_child", lambda row, arguments, processes: {"seconds": [7.0]})
+    found = runner.measure(named[0], rounds=1)
+    assert found.theirs == ()
+    assert found.ratio == found.seconds == found.as_json()["ratio"] == 7.0
+    assert "7.00" in str(bench._cells(found))
 
 
 @pytest.mark.slow

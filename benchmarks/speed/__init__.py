@@ -4,6 +4,7 @@ A row has two sides. Each is a function that prepares, and returns what is timed
 compared where both compute the same, by a test, at a small size. Sides take turns in processes of their own (`runner`).
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ class Row:
     how many of ``launcher`` run it together: "gloo" (torch.distributed) or "mpi"; the first of them is timed.
     ``threads`` are those of BLAS and torch, ``repetitions`` of each action in each process.
     ``tolerance`` is the most by which results may differ, as a part of the largest; 0: equal bits, None: not compared.
+    Without ``theirs`` the figure and its goal are seconds of ``clock``: such a row takes minutes, acts once in a
+    process, and is run only where it is named.
     """
 
     name: str
@@ -28,13 +31,14 @@ class Row:
     against: str
     goal: float | None
     ours: Side
-    theirs: Side
+    theirs: Side | None
     needs: tuple[str, ...] = ()
     processes: tuple[int, int] = (1, 1)
     launcher: str = "gloo"
     threads: int = 1
     repetitions: int = 7
     tolerance: float | None = None
+    clock: Callable[[], float] = time.perf_counter
 
     def as_json(self) -> dict[str, Any]:
         """What is compared, as plain data."""
@@ -43,7 +47,7 @@ class Row:
 
 def rows() -> Mapping[str, Row]:
     """All rows by name, in the order in which they are printed."""
-    from . import checkpoints, collectives, models, optimizers, plans, steps
+    from . import checkpoints, collectives, makefile, models, optimizers, plans, steps
 
-    themes = (steps.ROWS, models.ROWS, collectives.ROWS, optimizers.ROWS, checkpoints.ROWS, plans.ROWS)
+    themes = (steps.ROWS, models.ROWS, collectives.ROWS, optimizers.ROWS, checkpoints.ROWS, plans.ROWS, makefile.ROWS)
     return {row.name: row for theme in themes for row in theme}

@@ -52,8 +52,8 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """Ours beside theirs."""
-        return self.seconds / self.seconds_against
+        """Ours beside theirs, or in seconds."""
+        return self.seconds / self.seconds_against if self.theirs else self.seconds
 
     def as_json(self) -> dict[str, Any]:
         """Plain data: seconds by round, and their ratio."""
@@ -63,8 +63,9 @@ class Measured:
                 "seconds_against": list(self.theirs)}
 
 
-def chosen(names: Iterable[str]) -> list[Row]:
-    """Rows by name, or by the beginning of several names, as "ring"; without names, all with a goal.
+def chosen(names: Iterable[str], *, minutes: bool = False) -> list[Row]:
+    """Rows by name, or by the beginning of several names, as "ring"; without names, all with a goal, but those that
+    take minutes if these are not asked for.
 
     ValueError for another name.
     """
@@ -74,7 +75,7 @@ def chosen(names: Iterable[str]) -> list[Row]:
         if not fitting:
             raise unknown_name(f"no benchmark is called {name!r}", name, known, "they are")
         found |= {one: known[one] for one in fitting}
-    return [*found.values()] or [row for row in known.values() if row.goal is not None]
+    return [*found.values()] or [row for row in known.values() if row.goal is not None and (row.theirs or minutes)]
 
 
 def measure(row: Row, rounds: int = ROUNDS) -> Measured:
@@ -87,6 +88,8 @@ def measure(row: Row, rounds: int = ROUNDS) -> Measured:
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
         for (side, found), processes in zip(seconds.items(), row.processes, strict=True):
+            if not getattr(row, side):
+                continue
             found.append(statistics.median(_child(row, [row.name, side], processes)["seconds"]))
     return Measured(row, **{side: tuple(found) for side, found in seconds.items()})
 

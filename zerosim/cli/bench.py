@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 @command("bench", "zerosim bench gpt ring-4")
 def bench(
     names: Annotated[list[str] | None, typer.Argument(
-        metavar="NAME", help="Rows, or the beginning of their names, as ring; without names, all that have a goal.",
+        metavar="NAME", help="Rows, or the beginning of their names, as ring; without names, all that have a goal "
+                             "and no target of make.",
     )] = None,
     as_json: AsJson = False,
     rounds: Annotated[int, typer.Option(min=1, help="Times that both sides take turns.")] = 3,
@@ -29,7 +30,7 @@ def bench(
 ) -> None:
     """Times zerosim beside its peers, or the least that the machine can do; takes minutes, on a quiet machine."""
     runner, curves = _rows()
-    chosen = runner.chosen(names or ())
+    chosen = runner.chosen(names or (), minutes=list_rows)
     if list_rows:
         answer(as_json, lambda: {"rows": [row.as_json() for row in chosen]}, lambda: _listed(chosen))
         return
@@ -93,8 +94,8 @@ def _cells(one: Any) -> tuple[str, ...]:
     goal = _goal(one.row)
     if one.lacking:
         return one.row.name, "", goal, "", "", f"{one.row.against}: {one.lacking}"
-    return (one.row.name, f"{one.ratio:.2f}", goal, f"{1e3 * one.seconds:.1f}", f"{1e3 * one.seconds_against:.1f}",
-            one.row.against)
+    against = f"{1e3 * one.seconds_against:.1f}" if one.theirs else ""
+    return one.row.name, f"{one.ratio:.2f}", goal, f"{1e3 * one.seconds:.1f}", against, one.row.against
 
 
 def _goal(row: Any) -> str:
