@@ -25,6 +25,7 @@ from zerosim.ranks.call import (
     Array,
     Buffer,
     Call,
+    Cut,
     Exchange,
     Exchanges,
     Hop,
@@ -71,10 +72,16 @@ def ring_buffers(me: PendingCall) -> list[Buffer]:
     The first to arrive lies in the second buffer; where the wire has a format of its own, the first to leave is cast
     into the first.
     """
-    lengths = chunk_lengths(me.call.cut)
-    arriving = lengths[(me.index - 2 - np.arange(me.size - 1)) % me.size]
-    cast = int(lengths[me.index - 1]) if me.size > 1 and me.wire != me.dtype else 0
-    return [(int(arriving[1::2].max(initial=cast)), me.wire), (int(arriving[::2].max(initial=0)), me.wire)]
+    return [(length, me.wire) for length in _arriving_lengths(me.call.cut, me.index, me.wire != me.dtype)]
+
+
+@lru_cache(maxsize=4096)
+def _arriving_lengths(cut: Cut, index: int, casts: bool) -> tuple[int, int]:
+    ranks = len(cut) - 1
+    lengths = chunk_lengths(cut)
+    arriving = lengths[(index - 2 - np.arange(ranks - 1)) % ranks]
+    cast = int(lengths[index - 1]) if ranks > 1 and casts else 0
+    return int(arriving[1::2].max(initial=cast)), int(arriving[::2].max(initial=0))
 
 
 def reduce_scatter_pairwise(me: PendingCall, x: Array, out: Array) -> Exchanges:
@@ -112,6 +119,10 @@ def pairwise_buffers(me: PendingCall) -> list[Buffer]:
 def all_gather_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """N-1 steps; every chunk goes once round, and each rank passes on the chunk that came last."""
     me.place(x, me.chunk(out, me.index))
+    yield from _passed_on(me, out)
+
+
+def _passed_on(me: PendingCall, out: Array) -> Exchanges:
     for step in range(me.size - 1):
         sent, arriving = me.neighbor(-step), me.neighbor(-1 - step)
         landing = me.chunk(out, arriving)
@@ -168,9 +179,8 @@ def all_to_all_pairwise(me: PendingCall, x: Array, out: Array) -> Exchanges:
 
 def all_reduce_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """A ring reduce-scatter, then a ring all-gather, in bytes, in steps and bit for bit."""
-    own = me.chunk(out, me.index)
-    yield from reduce_scatter_ring(me, x, own)
-    yield from all_gather_ring(replace(me, in_place=True), own, out)
+    yield from reduce_scatter_ring(me, x, me.chunk(out, me.index))
+    yield from _passed_on(me, out)
 
 
 def all_reduce_naive(me: PendingCall, x: Array, out: Array) -> Exchanges:

@@ -67,14 +67,12 @@ class Interrupts:
         self.pending = False
         self.held = 0
 
-    @contextmanager
-    def holding(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Inside, a Ctrl-C waits; a second one does not."""
         self.held += 1
-        try:
-            yield
-        finally:
-            self.held -= 1
+
+    def __exit__(self, *raised: object) -> None:
+        self.held -= 1
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_filename.endswith(TRANSPARENT):

@@ -80,6 +80,7 @@ class ProcessBackend(Backend):
         self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # ids of groups being made
         self.waiting: dict[int, Waiting] = {}
         self.endings: dict[int, Ending] = {}
+        self.heard_of_failure = False
         self.verdict: Exception | None = None    # the error that the control messages show
         self.stopping = False
         # Where a thread listens, it takes turns with the program by the lock, and knows of each part, by its number,
@@ -131,7 +132,7 @@ class ProcessBackend(Backend):
         meanwhile; when one of them has failed, none does. Then each waits until all are out of the library again: one
         that went on sooner might fail while another is still inside.
         """
-        with self.interrupts.holding():  # no Ctrl-C keeps a rank from the call that it has promised
+        with self.interrupts:  # no Ctrl-C keeps a rank from the call that it has promised
             group_id = self._rendezvous(key, self.transport.group_id(key))[key[0][0]]
             try:
                 self.transport.new_group(parent, key, group_id)
@@ -187,7 +188,7 @@ class ProcessBackend(Backend):
                     except StopIteration as error:  # which this generator must not let through
                         raise RuntimeError(STOP_ITERATION) from error
                     self._check_going()
-                    ending.enter_context(self.interrupts.holding())  # a rank that has said Finished must not fail
+                    ending.enter_context(self.interrupts)  # a rank that has said Finished must not fail
                     self._say(Finished(self.issued, tuple(self.recent)))
                     self._until(lambda: len(self.endings) == self.channel.size)
                     self._check_going()  # the thread that listens may have heard the last of them, which has failed
@@ -196,7 +197,7 @@ class ProcessBackend(Backend):
                         raise unlike
                     self._until(self.transport.idle)
             except BaseException as failure:
-                ending.enter_context(self.interrupts.holding())
+                ending.enter_context(self.interrupts)
                 raised = self._raised(failure)
                 self._drain(raised)
                 if raised is failure:
@@ -292,7 +293,7 @@ class ProcessBackend(Backend):
         Ranks that disagree are stopped here, by what no program can catch: none can go on in one process either.
         """
         self._check_going()
-        with self.interrupts.holding():  # between an arrival and what is known of it
+        with self.interrupts:  # between an arrival and what is known of it
             self._read()
             self._check_going()
             try:
@@ -329,7 +330,7 @@ class ProcessBackend(Backend):
 
     def _is_over(self) -> bool:
         """True where the run has failed: here, elsewhere, or for all."""
-        return self.stopping or self.verdict is not None or bool(self._failed)
+        return self.stopping or self.heard_of_failure or self.verdict is not None
 
     def _check_going(self) -> None:
         """Raises RankStopped where the run has failed, and a Ctrl-C that had to wait."""
@@ -354,6 +355,8 @@ class ProcessBackend(Backend):
 
     def _say_waiting(self, waiting: Callable[[], Waiting] | None) -> None:
         """Tells the others for what this rank waits, or that it goes on, unless they know."""
+        if waiting is None and self.channel.index not in self.waiting:
+            return
         with self.lock:
             if (waiting is None) == (self.channel.index in self.waiting):
                 self._say(None if waiting is None else waiting())
@@ -373,10 +376,14 @@ class ProcessBackend(Backend):
                 self.waiting.pop(rank, None)
             case Finished() | Failed():
                 self.endings = {**self.endings, rank: message}  # a program goes through the old ones without the lock
+                if isinstance(message, Failed):
+                    self.heard_of_failure = True
 
     def _judge(self) -> None:
         """Finds where the messages of those that wait or have finished show what is wrong. No program can catch that
         and go on, as none can in one process."""
+        if not self.waiting:
+            return
         with self.lock:
             if self.waiting and self.verdict is None:
                 self.verdict = verdict({**self._finished, **self.waiting}, self.channel.size)
