@@ -103,10 +103,10 @@ def round_sums(x: npt.NDArray[np.float32], fmt: Format, scratch: Scratch) -> Non
     if not max(x.max(initial=0), -x.min(initial=0)) <= min(fmt.largest, 2.0**100):  # no NaN is, and l must be finite
         nearest_block(x, x, fmt, scratch)
         return
-    lifted, difference = (scratch.array(name, x.size, x.dtype) for name in ("rounding lifted", "rounding difference"))
+    lifted = scratch.array("rounding lifted", x.size, x.dtype)
     np.multiply(x, 2.0 ** (23 - fmt.mantissa_bits), out=lifted)
-    np.subtract(lifted, x, out=difference)
-    np.subtract(lifted, difference, out=x)
+    np.subtract(lifted, x, out=x)
+    np.subtract(lifted, x, out=x)
 
 
 def _cast_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: bool) -> None:
