@@ -17,7 +17,7 @@ import numpy as np
 from zerosim.numerics.arrays import BLOCK, Array, Scratch, in_blocks, spans
 from zerosim.numerics.checks import FP32, FP64, work_type
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.rounding import nearest_block, pack_block, unpack_block
+from zerosim.numerics.rounding import CAST_TYPES, nearest_block, pack_block, unpack_block
 
 # A user's errstate decides about warnings of the user's own arithmetic. In kernels infinities and NaN are results.
 quiet = np.errstate(all="ignore")
@@ -164,9 +164,12 @@ class BlockKernels:
         return wide
 
     def _cast(self, x: Array, out: Array) -> None:
-        """out (n,) = x (n,), both contiguous, block by block."""
+        """out (n,) = x (n,), both contiguous, block by block where it takes several operations."""
         if x.size != out.size:
             raise ValueError(f"{x.size} numbers were to be written to an array of {out.size}; pass one of their shape")
+        if {x.dtype, out.dtype} <= CAST_TYPES:
+            np.copyto(out, x, casting="unsafe")
+            return
         for span in spans(out.size):
             cast_block(x[span], out[span], self.scratch_memory)
 

@@ -270,9 +270,9 @@ def errors_in_ulps(found: Array, expected: Array, scale: npt.ArrayLike = 0.0) ->
 # are full of those; ml_dtypes' 8-bit casts take 6 ns. Packing here takes 0.8 ns whatever the numbers. It never makes
 # a float32 subnormal, which many processors handle in microcode, a hundred times slower.
 
-# Formats whose array type's own cast is as fast as the memory: bf16 is the upper half of an fp32.
-CAST_FORMATS = ("fp32", "bf16")
+# Types whose own cast to each other is as fast as the memory: bf16 is the upper half of an fp32.
 _BF16 = FORMATS["bf16"].dtype
+CAST_TYPES = {FORMATS["fp32"].dtype, _BF16}
 
 
 def pack_block(x: npt.NDArray[np.float32], out: Array, scratch: Scratch) -> None:
@@ -371,7 +371,7 @@ _MAGNITUDE_MASK = np.array(0x7FFF_FFFF, np.uint32)
 
 @cache
 def _coder(fmt: Format) -> _Coder | None:
-    if fmt.name in CAST_FORMATS:
+    if fmt.dtype in CAST_TYPES:
         return None
     p, sign = fmt.mantissa_bits, 2 ** (fmt.bits - 1)
     beyond = 1 + int(np.array(fmt.largest, fmt.dtype).view(f"u{fmt.nbytes}"))
