@@ -57,38 +57,34 @@ class Half:
 
     def __init__(self, mpi: Any, comm: Any, delivery: Delivery, tag: int, whose: Call | str, *,
                  rendezvous: bool) -> None:
-        self._mpi, self._whose, self.delivery = mpi, whose, delivery
-        hop, sent, out = delivery
+        self._mpi, self._whose, self.delivery, hop = mpi, whose, delivery, delivery.hop
         self._status = mpi.Status()
-        if sent is None:
-            self._there = landing(out)
+        self._there = landing(delivery.out) if delivery.sent is None else to_host(delivery.sent)
+        if delivery.sent is None:
             self._request = comm.Irecv([as_bytes(self._there), mpi.BYTE], hop.source, tag)
         else:
-            self._there = to_host(sent)
             begin = comm.Issend if rendezvous else comm.Isend
             self._request = begin([as_bytes(self._there), mpi.BYTE], hop.destination, tag)
 
     def is_over(self) -> bool:
         """True when the send has left, or the message is there; MismatchError when it is not as long as expected."""
+        out = self.delivery.out
         try:
             if not self._request.Test(self._status):
                 return False
-            out = self.delivery.out
-            if out is None:
-                return True
             found = self._status.Get_count(self._mpi.BYTE)
         except self._mpi.Exception as error:
-            out = self.delivery.out
             if out is None or error.Get_error_class() != self._mpi.ERR_TRUNCATE:
                 raise
             found = None
-        if found != out.nbytes:
+        if out is not None and found != out.nbytes:
             length = "a longer one" if found is None else f"one of {found}"
             raise MismatchError(f"{self._whose} expected a message of {out.nbytes} bytes ({out.shape}, {out.dtype}) "
                                 f"from rank {self.delivery.hop.source} of its group at {place_of_call()}, and {length} "
                                 "came; the ranks do not mean the same shape and dtype. zs.connect(debug=True) says "
                                 "what each of them asked for")
-        landed(self._there, out)
+        if out is not None:
+            landed(self._there, out)
         return True
 
     def cancel(self) -> bool:
@@ -238,14 +234,13 @@ class MPITransport(Transport):
 
     def __init__(self, mpi: Any, comm: Any, *, rendezvous: bool) -> None:
         self._mpi, self._comm, self._rendezvous = mpi, comm.Dup(), rendezvous
-        self._tags = self._comm.Get_attr(mpi.TAG_UB) - 1
         self._comms: dict[GroupKey, Any] = {(tuple(range(comm.size)), ()): self._comm}
         self._under_way: list[Half | NativeCall] = []
 
     def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Deliveries:
         """Posts the receives, then the sends, and asks until they are done."""
         comm = self._comms[key]
-        tag = MESSAGES if call is None else 1 + call.number % self._tags
+        tag = MESSAGES if call is None else 1 + call.number % (comm.Get_attr(self._mpi.TAG_UB) - 1)
         halves = [Half(self._mpi, comm, delivery, tag, call or f"rank {self._comm.rank}",
                        rendezvous=self._rendezvous and call is None)
                   for delivery in sorted(step, key=lambda delivery: delivery.out is None)]

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 @command("bench", "zerosim bench gpt ring-4")
 def bench(
     names: Annotated[list[str] | None, typer.Argument(
-        metavar="NAME", help="Rows, or the beginning of their names, as ring; without names, all that have a goal "
-                             "and no target of make.",
+        metavar="NAME", help="Rows, or how their names begin, as ring; without names, all with a goal but make's.",
     )] = None,
     as_json: AsJson = False,
     rounds: Annotated[int, typer.Option(min=1, help="Times that both sides take turns.")] = 3,

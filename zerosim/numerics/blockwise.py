@@ -17,7 +17,7 @@ import numpy as np
 from zerosim.numerics.arrays import BLOCK, Array, Scratch, in_blocks, spans
 from zerosim.numerics.checks import FP32, FP64, work_type
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.rounding import CAST_TYPES, nearest_block, pack_block, unpack_block
+from zerosim.numerics.rounding import casts_itself, nearest_block, pack_block, unpack_block
 
 # A user's errstate decides about warnings of the user's own arithmetic. In kernels infinities and NaN are results.
 quiet = np.errstate(all="ignore")
@@ -33,9 +33,8 @@ def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
         wide = scratch.array("cast fp64", x.size, FP64)
         nearest_block(x, wide, format_of(out.dtype), scratch)
         x = wide
-    native = x.dtype in (FP32, FP64)
-    if x.dtype == out.dtype or (native and out.dtype in (FP32, FP64)):
-        np.copyto(out, x, casting="same_kind")
+    if casts_itself(x.dtype, out.dtype):
+        np.copyto(out, x, casting="unsafe")
     elif x.dtype == FP32:
         pack_block(x, out, scratch)
     elif out.dtype == FP32:
@@ -167,10 +166,7 @@ class BlockKernels:
         """out (n,) = x (n,), both contiguous, block by block where it takes several operations."""
         if x.size != out.size:
             raise ValueError(f"{x.size} numbers were to be written to an array of {out.size}; pass one of their shape")
-        if {x.dtype, out.dtype} <= CAST_TYPES:
-            np.copyto(out, x, casting="unsafe")
-            return
-        for span in spans(out.size):
+        for span in spans(out.size, max(1, out.size) if casts_itself(x.dtype, out.dtype) else BLOCK):
             cast_block(x[span], out[span], self.scratch_memory)
 
     def matrix(self, name: str, x: Array, dtype: np.dtype[Any]) -> Array:

@@ -6,6 +6,7 @@ range can be begun anywhere: however it is cut among ranks and blocks, element i
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from operator import index
 
 import numpy as np
@@ -53,8 +54,6 @@ def normal(key: Key, start: int, count: int) -> npt.NDArray[np.float32]:
 
 
 def _philox_key(key: Key) -> int:
-    from hashlib import blake2b  # it loads OpenSSL, which a plan does not need
-
     seed, purpose, step, tensor = key
     tensor = tensor if isinstance(tensor, str) else index(tensor)
     # repr tells 1 from "1" and quotes whatever a name may contain, so that no two keys are spelled the same.

@@ -270,13 +270,17 @@ def errors_in_ulps(found: Array, expected: Array, scale: npt.ArrayLike = 0.0) ->
 # are full of those; ml_dtypes' 8-bit casts take 6 ns. Packing here takes 0.8 ns whatever the numbers. It never makes
 # a float32 subnormal, which many processors handle in microcode, a hundred times slower.
 
-# Types whose own cast to each other is as fast as the memory: bf16 is the upper half of an fp32.
 _BF16 = FORMATS["bf16"].dtype
-CAST_TYPES = {FORMATS["fp32"].dtype, _BF16}
+
+
+@cache
+def casts_itself(x: np.dtype[Any], out: np.dtype[Any]) -> bool:
+    """True where the types' own cast rounds once, as fast as the memory: bf16 is the upper half of an fp32."""
+    return x == out or {x, out} in ({np.dtype(np.float32), other} for other in (_BF16, np.dtype(np.float64)))
 
 
 def pack_block(x: npt.NDArray[np.float32], out: Array, scratch: Scratch) -> None:
-    """out (n,), of a format's array type, becomes x (n,) rounded to nearest even; n <= BLOCK.
+    """out (n,), of the array type of fp16 or fp8, becomes x (n,) rounded to nearest even; n <= BLOCK.
 
     With c = 2^(23-p)·2^max(e, emin), e the exponent of x, and x's sign, the sum x + c has the format's spacing, so the
     addition rounds x as the format does, and leaves the significand of the result as an integer in the sum's lowest
@@ -285,9 +289,6 @@ def pack_block(x: npt.NDArray[np.float32], out: Array, scratch: Scratch) -> None
     but the addition is done with words of 16 bits, in half the time.
     """
     coder = _coder(format_of(out.dtype))
-    if coder is None:
-        np.copyto(out, x, casting="unsafe")
-        return
     total = scratch.array("pack sum", x.size, np.float32)
     sign, power = (scratch.array(name, x.size, np.uint16) for name in ("pack sign", "pack power"))
     code = out.view(np.uint16) if out.itemsize == 2 else scratch.array("pack code", x.size, np.uint16)
@@ -317,15 +318,12 @@ def pack_block(x: npt.NDArray[np.float32], out: Array, scratch: Scratch) -> None
 
 
 def unpack_block(x: Array, out: npt.NDArray[np.float32]) -> None:
-    """out (n,) becomes the values of x (n,), an array of a format's type: exact, every bit of a NaN included.
+    """out (n,) becomes the values of x (n,), of the type of fp16 or fp8: exact, every bit of a NaN included.
 
     The bits are shifted to where fp32 has them, their sign with them, and a power of two makes up for the exponents'
     other bias, of subnormal numbers too. A block with an infinity or a NaN is looked up.
     """
     coder = _coder(format_of(x.dtype))
-    if coder is None:
-        np.copyto(out, x, casting="unsafe")
-        return
     signed, word = x.view(f"i{x.itemsize}"), out.view(np.int32)
     np.copyto(word, signed)
     np.left_shift(word, coder.shift, out=word)
@@ -370,9 +368,7 @@ _MAGNITUDE_MASK = np.array(0x7FFF_FFFF, np.uint32)
 
 
 @cache
-def _coder(fmt: Format) -> _Coder | None:
-    if fmt.dtype in CAST_TYPES:
-        return None
+def _coder(fmt: Format) -> _Coder:
     p, sign = fmt.mantissa_bits, 2 ** (fmt.bits - 1)
     beyond = 1 + int(np.array(fmt.largest, fmt.dtype).view(f"u{fmt.nbytes}"))
     return _Coder(

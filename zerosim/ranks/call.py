@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import Integers, is_array, is_writable, may_share_memory, poison, spans, start
+from zerosim.numerics.arrays import Integers, is_array, is_same_memory, is_writable, may_share_memory, poison, spans
 from zerosim.numerics.checks import FLOATING, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NullKernels, NumpyKernels, do_nothing
@@ -327,13 +327,8 @@ class PendingCall:
 
     def copy(self, source: Array, out: Array) -> None:
         """Copies, casting to the dtype of ``out`` with one rounding; nothing to do when both are the same memory."""
-        if source is not out:
+        if source is not out and not is_same_memory(source, out):
             self.kernels.cast_pack(source, out)
-
-    def place(self, source: Array, out: Array) -> None:
-        """Copies what the rank brings to where it is worked on, unless it lies there already."""
-        if not self.in_place:
-            self.copy(source, out)
 
     def combine(self, a: Array, b: Array, out: Array) -> None:
         """out = a + b rounded once to out's format (or their maximum, minimum); b is cast to that format first."""
@@ -535,7 +530,7 @@ def is_in_place(x: np.ndarray, out: np.ndarray, same: Same | None) -> bool:
         raise ValueError("out= overlaps the input, which is still sent from when the first elements arrive; "
                          "pass memory of its own")
     mine, its = x[same[0]], out[same[1]]
-    if start(mine) == start(its) and mine.nbytes == its.nbytes:
+    if is_same_memory(mine, its):
         return True
     raise ValueError("out= overlaps the input without being the same elements; pass the input itself (or, where one of "
                      "them is the rank's chunk of the other, a view of that chunk), or memory of its own")

@@ -25,7 +25,6 @@ from zerosim.ranks.call import (
     Array,
     Buffer,
     Call,
-    Cut,
     Exchange,
     Exchanges,
     Hop,
@@ -72,16 +71,14 @@ def ring_buffers(me: PendingCall) -> list[Buffer]:
     The first to arrive lies in the second buffer; where the wire has a format of its own, the first to leave is cast
     into the first.
     """
-    return [(length, me.wire) for length in _arriving_lengths(me.call.cut, me.index, me.wire != me.dtype)]
+    casts = me.size > 1 and me.wire != me.dtype
+    return [(length, me.wire) for length in _travelling_lengths(me.call.cut, me.index, casts)]
 
 
 @lru_cache(maxsize=4096)
-def _arriving_lengths(cut: Cut, index: int, casts: bool) -> tuple[int, int]:
-    ranks = len(cut) - 1
-    lengths = chunk_lengths(cut)
-    arriving = lengths[(index - 2 - np.arange(ranks - 1)) % ranks]
-    cast = int(lengths[index - 1]) if ranks > 1 and casts else 0
-    return int(arriving[1::2].max(initial=cast)), int(arriving[::2].max(initial=0))
+def _travelling_lengths(cut: tuple[int, ...], index: int, casts: bool) -> tuple[int, int]:
+    lengths = np.roll(chunk_lengths(cut), -index)[::-1]  # as they leave this rank, first its own
+    return int(lengths[0 if casts else 2::2].max(initial=0)), int(lengths[1::2].max(initial=0))
 
 
 def reduce_scatter_pairwise(me: PendingCall, x: Array, out: Array) -> Exchanges:
@@ -118,11 +115,7 @@ def pairwise_buffers(me: PendingCall) -> list[Buffer]:
 
 def all_gather_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """N-1 steps; every chunk goes once round, and each rank passes on the chunk that came last."""
-    me.place(x, me.chunk(out, me.index))
-    yield from _passed_on(me, out)
-
-
-def _passed_on(me: PendingCall, out: Array) -> Exchanges:
+    me.copy(x, me.chunk(out, me.index))
     for step in range(me.size - 1):
         sent, arriving = me.neighbor(-step), me.neighbor(-1 - step)
         landing = me.chunk(out, arriving)
@@ -135,7 +128,7 @@ def _passed_on(me: PendingCall, out: Array) -> Exchanges:
 def broadcast_naive(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """The root sends to one rank after the other: N-1 steps, (N-1)n bytes from the root."""
     if me.index == me.root:
-        me.place(x, out)
+        me.copy(x, out)
         for step in range(1, me.size):
             yield Exchange(out, me.neighbor(step), None, None)
     else:
@@ -147,7 +140,7 @@ def reduce_naive(me: PendingCall, x: Array, out: Array) -> Exchanges:
     if me.index != me.root:
         yield Exchange(x, me.root, None, None)
         return
-    me.place(x, out)
+    me.copy(x, out)
     for step in range(1, me.size):
         yield Exchange(None, None, me.buffers[0], me.neighbor(step))
         me.combine(out, me.buffers[0], out)
@@ -158,7 +151,7 @@ def gather_pairwise(me: PendingCall, x: Array, out: Array | None) -> Exchanges:
     if me.index != me.root:
         yield Exchange(x, me.root, None, None, (me.index,))
         return
-    me.place(x, me.chunk(out, me.index))
+    me.copy(x, me.chunk(out, me.index))
     for step in range(1, me.size):
         source = me.neighbor(step)
         yield Exchange(None, None, me.chunk(out, source), source)
@@ -179,8 +172,9 @@ def all_to_all_pairwise(me: PendingCall, x: Array, out: Array) -> Exchanges:
 
 def all_reduce_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """A ring reduce-scatter, then a ring all-gather, in bytes, in steps and bit for bit."""
-    yield from reduce_scatter_ring(me, x, me.chunk(out, me.index))
-    yield from _passed_on(me, out)
+    own = me.chunk(out, me.index)
+    yield from reduce_scatter_ring(me, x, own)
+    yield from all_gather_ring(me, own, out)
 
 
 def all_reduce_naive(me: PendingCall, x: Array, out: Array) -> Exchanges:

@@ -49,7 +49,7 @@ def halving_buffers(me: PendingCall) -> list[Buffer]:
 
 def all_gather_doubling(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """log2 N steps, N a power of two: partners at distance 1, 2, 4, ... swap all that they have."""
-    me.place(x, me.chunk(out, me.index))
+    me.copy(x, me.chunk(out, me.index))
     count = 1
     while count < me.size:
         partner, low = me.index ^ count, me.index & ~(count - 1)
@@ -94,7 +94,7 @@ def broadcast_tree(me: PendingCall, x: Array, out: Array) -> Exchanges:
         yield Exchange(None, None, out, me.neighbor(-reach))
     else:
         reach = 1 << (me.size - 1).bit_length()
-        me.place(x, out)
+        me.copy(x, out)
     while reach > 1:
         reach //= 2
         if v + reach < me.size:
@@ -110,7 +110,7 @@ def tree_sum(me: PendingCall, x: Array, total: Array) -> Exchanges:
     """The tree's sum in the root's ``total`` (n,); the other ranks that receive from someone add in theirs."""
     v, partial, landing = me.neighbor(-me.root), x, me.buffers[0]
     if v == 0 or receives_in_reduce(me):
-        me.place(x, total)
+        me.copy(x, total)
         partial = total
     reach = 1
     while reach < me.size:
@@ -203,7 +203,7 @@ def folded(me: PendingCall, out: Array, active_steps: Callable[[Fold, int], Exch
 
 def all_reduce_doubling(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """log2 N steps: partners at distance 1, 2, 4, ... swap whole vectors and add them (a + b = b + a, same bits)."""
-    me.place(x, out)
+    me.copy(x, out)
     landing = me.buffers[0]
 
     def active_steps(fold: Fold, virtual: int) -> Exchanges:
@@ -219,7 +219,7 @@ def all_reduce_doubling(me: PendingCall, x: Array, out: Array) -> Exchanges:
 
 def all_reduce_rabenseifner(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """A recursive-halving reduce-scatter, then a recursive-doubling all-gather: 2 log2 N steps, 2n(N-1)/N bytes."""
-    me.place(x, out)
+    me.copy(x, out)
 
     def active_steps(fold: Fold, virtual: int) -> Exchanges:
         active = as_active(me, fold, virtual)
@@ -238,7 +238,7 @@ def as_active(me: PendingCall, fold: Fold, virtual: int) -> PendingCall:
     """The rank inside the smaller call of the 2^m active ranks, which cut the vector anew where some sit out."""
     cut = me.call.cut if fold.pairs == 0 else ceil_cut(me.call.length, fold.active)
     inner = replace(me.call, group=tuple(range(fold.active)), cut=cut)
-    return PendingCall(inner, virtual, me.kernels, me.x, me.out, in_place=True)
+    return PendingCall(inner, virtual, me.kernels, me.x, me.out)
 
 
 def rabenseifner_buffers(me: PendingCall) -> list[Buffer]:

@@ -10,13 +10,11 @@ NumPy lets other threads run while it adds, casts and multiplies; a thread is wo
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from zerosim.ranks.process import guarded
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -32,12 +30,10 @@ class Workers:
     """So many threads, and the ranks that compute on them, in the order in which they go on."""
 
     def __init__(self, count: int) -> None:
-        from concurrent.futures import ThreadPoolExecutor  # it imports logging, which a plan needs as little
-
         self.count, self._pool = count, ThreadPoolExecutor(count, "zerosim worker")
         self.computing: deque[tuple[int, Future[Any]]] = deque()
 
-    def begin(self, rank: int, work: Callable[[], Any]) -> "Future[Any]":
+    def begin(self, rank: int, work: Callable[[], Any]) -> Future[Any]:
         """Hands the rank's work to a thread."""
         future = self._pool.submit(_run, copy_context(), [work])
         self.computing.append((rank, future))
@@ -69,8 +65,7 @@ class Workers:
             work_off()
         finally:
             left.clear()  # where this thread has been stopped, the others take no more
-            for other in others:
-                other.exception()  # waits
+            wait(others)
         for other in others:
             other.result()
 

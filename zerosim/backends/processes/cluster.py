@@ -80,7 +80,6 @@ class ProcessBackend(Backend):
         self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # ids of groups being made
         self.waiting: dict[int, Waiting] = {}
         self.endings: dict[int, Ending] = {}
-        self.heard_of_failure = False
         self.verdict: Exception | None = None    # the error that the control messages show
         self.stopping = False
         # Where a thread listens, it takes turns with the program by the lock, and knows of each part, by its number,
@@ -330,7 +329,7 @@ class ProcessBackend(Backend):
 
     def _is_over(self) -> bool:
         """True where the run has failed: here, elsewhere, or for all."""
-        return self.stopping or self.heard_of_failure or self.verdict is not None
+        return self.stopping or self.verdict is not None or bool(self.endings and self._failed)
 
     def _check_going(self) -> None:
         """Raises RankStopped where the run has failed, and a Ctrl-C that had to wait."""
@@ -355,8 +354,6 @@ class ProcessBackend(Backend):
 
     def _say_waiting(self, waiting: Callable[[], Waiting] | None) -> None:
         """Tells the others for what this rank waits, or that it goes on, unless they know."""
-        if waiting is None and self.channel.index not in self.waiting:
-            return
         with self.lock:
             if (waiting is None) == (self.channel.index in self.waiting):
                 self._say(None if waiting is None else waiting())
@@ -376,14 +373,10 @@ class ProcessBackend(Backend):
                 self.waiting.pop(rank, None)
             case Finished() | Failed():
                 self.endings = {**self.endings, rank: message}  # a program goes through the old ones without the lock
-                if isinstance(message, Failed):
-                    self.heard_of_failure = True
 
     def _judge(self) -> None:
         """Finds where the messages of those that wait or have finished show what is wrong. No program can catch that
         and go on, as none can in one process."""
-        if not self.waiting:
-            return
         with self.lock:
             if self.waiting and self.verdict is None:
                 self.verdict = verdict({**self._finished, **self.waiting}, self.channel.size)
