@@ -71,8 +71,8 @@ def ring_buffers(me: PendingCall) -> list[Buffer]:
     The first to arrive lies in the second buffer; where the wire has a format of its own, the first to leave is cast
     into the first.
     """
-    casts = me.size > 1 and me.wire != me.dtype
-    return [(length, me.wire) for length in _travelling_lengths(me.call.cut, me.index, casts)]
+    first, second = _travelling_lengths(me.call.cut, me.index, me.size > 1 and me.wire != me.dtype)
+    return [(first, me.wire), (second, me.wire)]
 
 
 @lru_cache(maxsize=4096)
