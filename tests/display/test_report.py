@@ -213,7 +213,7 @@ def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_asked_t
 
 
 BAD = [
-    (None, [], "cannot be read: No such file or directory; name a file that save"),
+    (None, [], "cannot be read: No such file or directory; name a file that --save"),
     (b"\xff\xfe\x00", [], "is no JSON"),
     ("good", ["--device", "h100-80"], "a machine is a device and a link, and only h100-80 was named"),
     ("good", ["--link", "nvlink4"], "only nvlink4 was named"),

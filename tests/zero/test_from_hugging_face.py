@@ -401,7 +401,7 @@ def test_a_folder_trains_on_bytes_from_its_weights_and_goes_back_by_commands(tmp
              for place in (tmp_path, tmp_path / "out")]
     assert again[0]["steps"][0]["loss"] != again[1]["steps"][0]["loss"], "one is drawn, one goes on"
     assert "vocabulary is 300 there, and 256 here" in train("llama-nano", "--weights", str(tmp_path / "out")).output
-    assert "sequence=9 is more than the context of gpt-nano, 8 tokens" in train("gpt-nano", "--sequence", "9").output
+    assert "--sequence 9 is more than the context of gpt-nano, 8 tokens" in train("gpt-nano", "--sequence", "9").output
     (tmp_path / "config.json").write_text(json.dumps(fields | {"vocab_size": 255}))
     assert "has a vocabulary of 255 tokens, and a text is read as bytes, tokens 0 to 255; take a model with" in (
         train(str(tmp_path), "--sequence", "16").output.replace("\n", " "))

@@ -213,7 +213,8 @@ def _has_overflowed(groups: Sequence[ParamGroup]) -> bool:
 
 def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
     """The global norm of the mean gradient: every element of every parameter of the groups counted once."""
-    return squares.roots(groups[0], _read_gradients(groups, partial(_squares_by_owner, groups, squares)))[0]
+    mine = _read_gradients(groups, partial(_squares_by_owner, groups, squares))
+    return squares.roots(groups[0], mine)[0]
 
 
 def _squares_by_owner(groups: Sequence[ParamGroup], squares: Squares) -> list[list[float]]:
