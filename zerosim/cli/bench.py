@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerosim.cli.shell import AsJson, answer, busy, command
+from zerosim.cli.shell import AsJson, busy, command, reply
 
 if TYPE_CHECKING:
     from zerosim.display.views import View
@@ -31,7 +31,7 @@ def bench(
     runner, curves = _rows()
     chosen = runner.chosen(names or (), minutes=list_rows)
     if list_rows:
-        answer(as_json, lambda: {"rows": [row.as_json() for row in chosen]}, lambda: _listed(chosen))
+        reply(as_json, lambda: {"rows": [row.as_json() for row in chosen]}, lambda: _listed(chosen))
         return
     if plots:
         _require_curves(chosen, Path(plots))
@@ -41,7 +41,7 @@ def bench(
             with busy(f"{row.name}: {row.what}"):
                 measured.append(runner.measure(row, rounds))
     finally:  # what ends it takes nothing away that has been measured
-        answer(as_json, lambda: {"machine": machine, "rows": [one.as_json() for one in measured]},
+        reply(as_json, lambda: {"machine": machine, "rows": [one.as_json() for one in measured]},
                lambda: _view(measured, machine))
     for drawing in curves.drawings(measured) if plots else ():
         drawing.save(Path(plots) / f"{drawing.name}.svg")

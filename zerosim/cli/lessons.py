@@ -60,11 +60,9 @@ def replay(
     example = example_of(weights, data, published=published, ranks=ranks, steps=steps, optimizer=optimizer,
                          learning_rate=learning_rate, compute=compute, layout=layout, recompute=recompute)
     if mistakes:
-        of_mistakes = mistakes_in(example)
-        answer(as_json, of_mistakes.as_json, of_mistakes.view)
-        return
-    found = replays(example, stages_named(stage))
-    answer(as_json, found.as_json, lambda: found.view(hops=hops, full=full or published or None))
+        answer(as_json, mistakes_in(example))
+    else:
+        answer(as_json, replays(example, stages_named(stage)), hops=hops, full=full or published or None)
 
 
 @command("lost-updates", "zerosim lost-updates --format bf16 --update 1e-3")
@@ -82,7 +80,7 @@ def lost_updates(
     question = LostUpdatesQuestion(format, weight, update, steps)
     with busy(f"adding {update:g} to {weight:g} {steps:,} times, in every way"):
         found = run(question)
-    answer(as_json, found.as_json, found.view)
+    answer(as_json, found)
 
 
 @command("precision", "zerosim precision --model gpt-nano")
@@ -101,4 +99,4 @@ def precision(
     question, corpus = PrecisionQuestion(format, model, steps), corpus_of(text)
     with busy(f"training in {format}, in every way"):
         found = run(question, corpus)
-    answer(as_json, found.as_json, found.view)
+    answer(as_json, found)

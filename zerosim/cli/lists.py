@@ -14,8 +14,7 @@ def models(as_json: AsJson = False) -> None:
     """Lists the models that can be trained or planned, with their exact numbers of parameters."""
     from zerosim.course import catalog
 
-    found = catalog.models()
-    answer(as_json, found.as_json, found.view)
+    answer(as_json, catalog.models())
 
 
 @command("devices", "zerosim devices")
@@ -23,8 +22,7 @@ def devices(hardware: OwnHardware = None, as_json: AsJson = False) -> None:
     """Lists the devices: memory, bandwidth, arithmetic, the links to each other and to the host."""
     from zerosim.course import catalog
 
-    found = catalog.devices(hardware)
-    answer(as_json, found.as_json, found.view)
+    answer(as_json, catalog.devices(hardware))
 
 
 @command("links", "zerosim links")
@@ -32,8 +30,7 @@ def links(hardware: OwnHardware = None, as_json: AsJson = False) -> None:
     """Lists the links: bandwidth one way, and latency."""
     from zerosim.course import catalog
 
-    found = catalog.links(hardware)
-    answer(as_json, found.as_json, found.view)
+    answer(as_json, catalog.links(hardware))
 
 
 @command("museum", "zerosim museum ring_off_by_one")
@@ -44,5 +41,4 @@ def museum(
     """Bugs of real implementations, made again: where they were, what one saw, and the check that finds each."""
     from zerosim.course import museum as offered
 
-    shown = offered.list() if name is None else offered.show(name)
-    answer(as_json, shown.as_json, shown.view)
+    answer(as_json, offered.list() if name is None else offered.show(name))

@@ -23,6 +23,7 @@ from zerosim.cli.shell import (
     busy,
     command,
     console,
+    reply,
 )
 
 # What a plan is asked.
@@ -102,7 +103,7 @@ def cost(
 
     found = collective_cost(CostQuestion(nbytes_of(nbytes), ranks, link, collective, algorithm, nodes, between,
                                          itemsize, hardware))
-    answer(as_json, found.as_json, found.view)
+    answer(as_json, found)
 
 
 @command("plan", "zerosim plan --model llama-2-7b --device h100 --batch 4")
@@ -148,7 +149,7 @@ def plan(
             raise ValueError(f"--measure runs zerosim's engine, and this is a plan of {runtime}; take --runtime "
                              "zerosim")
         measured = {row: measured_row(found.config, row.stage, row.recompute) for row in found.rows}
-    answer(as_json, lambda: plain(found, measured, beside) | {"notes": notes},
+    reply(as_json, lambda: plain(found, measured, beside) | {"notes": notes},
            lambda: plan_view(found, console().width, explain=explain, measured=measured, notes=notes, beside=beside))
 
 
@@ -210,4 +211,4 @@ def tune(
 
     with busy("searching"):
         found = found_by(**_arguments(ctx))
-    answer(as_json, found.as_json, found.view)
+    answer(as_json, found)

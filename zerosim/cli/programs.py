@@ -16,11 +16,11 @@ from zerosim.cli.shell import (
     Capacity,
     Nodes,
     OwnHardware,
-    answer,
     busy,
     capacity_nbytes,
     command,
     console,
+    reply,
 )
 from zerosim.connect import MPIEXEC_COUNTS
 
@@ -142,7 +142,7 @@ def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: 
         cluster.save(save)
     if cluster.ranks[0].index:
         return
-    answer(as_json, lambda: plain(cluster.world, parts, blas_libraries(), cluster.blas_threads),
+    reply(as_json, lambda: plain(cluster.world, parts, blas_libraries(), cluster.blas_threads),
            lambda: run_view(cluster.world, parts, console().width))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerosim.cli.shell import AsJson, answer, busy, command, print_json
+from zerosim.cli.shell import AsJson, busy, command, print_json, reply
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -81,7 +81,7 @@ def _print_all(as_json: bool) -> None:
     from zerosim.course.puzzles.tasks import PUZZLES
     from zerosim.display.views import TextLine, View, marked_table
 
-    answer(as_json, lambda: {"puzzles": [_as_json(puzzle) for puzzle in PUZZLES.values()]}, lambda: View("", "", (
+    reply(as_json, lambda: {"puzzles": [_as_json(puzzle) for puzzle in PUZZLES.values()]}, lambda: View("", "", (
         marked_table("puzzle", "what to write", ">hints", rows=[
             (puzzle.name, puzzle.title, str(len(puzzle.hints))) for puzzle in PUZZLES.values()]),
         TextLine(""),

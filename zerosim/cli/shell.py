@@ -244,8 +244,13 @@ def show(view: View) -> None:
     console().print(as_text(view))
 
 
-def answer(as_json: bool, data: Callable[[], dict[str, Any]], view: Callable[[], View]) -> None:
-    """Prints what a command has found: its data as JSON where that was asked for, else its view."""
+def answer(as_json: bool, found: Any, **how: Any) -> None:
+    """Prints an answer (`zerosim.shown.Answer`): its data as JSON where that was asked for, else its view."""
+    reply(as_json, found.as_json, lambda: found.view(**how))
+
+
+def reply(as_json: bool, data: Callable[[], dict[str, Any]], view: Callable[[], View]) -> None:
+    """Prints what a command has found: data as JSON where that was asked for, else a view."""
     if as_json:
         print_json(data())
     else:

@@ -41,7 +41,7 @@ def doctor(
 
     required = requirable([name.strip() for name in require.split(",") if name.strip()])
     found = examine()
-    answer(as_json, found.as_json, found.view)
+    answer(as_json, found)
     for backend in (missing := lacking(found, required)):
         typer.echo(f"{backend.name} is required here and cannot be used: {backend.reason}", err=True)
     if missing:
@@ -59,7 +59,7 @@ def oracle(
 
     with busy("judging"):
         found = judge(record)
-    answer(as_json, found.as_json, found.view)
+    answer(as_json, found)
     if not found.matches:
         raise typer.Exit(LACKING)
 

@@ -18,11 +18,11 @@ from zerosim.cli.shell import (
     Reduction,
     SequenceLength,
     TextFile,
-    answer,
     capacity_nbytes,
     command,
     console,
     corpus_of,
+    reply,
 )
 
 # What both commands ask.
@@ -116,7 +116,7 @@ def train(
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)
-    answer(as_json, lambda: training.training_as_json(found), lambda: training.training_view(found, corpus.name))
+    reply(as_json, lambda: training.training_as_json(found), lambda: training.training_view(found, corpus.name))
 
 
 @command("export", "zerosim export my-run weights.safetensors")
@@ -169,7 +169,7 @@ def compare(
         raise ValueError("asked for --dark without a figure; name one, as in --figure comparison.svg --dark")
     with training.progress_bar(console(stderr=True), steps * len(training.runs_of(options, over, chosen))) as bar:
         found = training.compare(options, corpus, over, chosen, bar.begin, bar.on_step)
-    answer(as_json, lambda: training.comparison_as_json(found),
+    reply(as_json, lambda: training.comparison_as_json(found),
            lambda: training.comparison_view(found, corpus.name))
     if figure is not None:
         save_comparison(found, figure, dark=dark)
