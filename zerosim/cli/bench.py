@@ -42,7 +42,7 @@ def bench(
                 measured.append(runner.measure(row, rounds))
     finally:  # what ends it takes nothing away that has been measured
         reply(as_json, lambda: {"machine": machine, "rows": [one.as_json() for one in measured]},
-               lambda: _view(measured, machine))
+              lambda: _view(measured, machine))
     for drawing in curves.drawings(measured) if plots else ():
         drawing.save(Path(plots) / f"{drawing.name}.svg")
 

@@ -150,7 +150,7 @@ def plan(
                              "zerosim")
         measured = {row: measured_row(found.config, row.stage, row.recompute) for row in found.rows}
     reply(as_json, lambda: plain(found, measured, beside) | {"notes": notes},
-           lambda: plan_view(found, console().width, explain=explain, measured=measured, notes=notes, beside=beside))
+          lambda: plan_view(found, console().width, explain=explain, measured=measured, notes=notes, beside=beside))
 
 
 OF_THE_COMMAND = ("ds_config", "explain", "measure", "as_json", "compare")  # no options of a plan or a search

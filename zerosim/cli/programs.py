@@ -143,7 +143,7 @@ def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: 
     if cluster.ranks[0].index:
         return
     reply(as_json, lambda: plain(cluster.world, parts, blas_libraries(), cluster.blas_threads),
-           lambda: run_view(cluster.world, parts, console().width))
+          lambda: run_view(cluster.world, parts, console().width))
 
 
 @command("report", "zerosim train --save run.json && zerosim report run.json")

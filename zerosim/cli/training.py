@@ -170,6 +170,6 @@ def compare(
     with training.progress_bar(console(stderr=True), steps * len(training.runs_of(options, over, chosen))) as bar:
         found = training.compare(options, corpus, over, chosen, bar.begin, bar.on_step)
     reply(as_json, lambda: training.comparison_as_json(found),
-           lambda: training.comparison_view(found, corpus.name))
+          lambda: training.comparison_view(found, corpus.name))
     if figure is not None:
         save_comparison(found, figure, dark=dark)
