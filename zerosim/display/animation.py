@@ -1,11 +1,12 @@
 """An animation: drawings that follow each other, as a GIF."""
 
 import io
+from base64 import b64encode
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from zerosim.display.drawing import Drawing, Style, save_as
-from zerosim.display.render_html import image_html
 
 COLORS, DOTS_PER_INCH = 128, 90  # of a GIF
 LAST = 3  # times as long as the others the last frame stays
@@ -43,7 +44,8 @@ class Animation:
 
     def _repr_html_(self) -> str:
         """The animation as Jupyter shows it: the GIF, with the words of all frames."""
-        return image_html(self.gif(), "gif", " ".join(frame.description for frame in self.frames))
+        data, words = b64encode(self.gif()).decode(), escape(" ".join(frame.description for frame in self.frames))
+        return f'<img style="max-width:100%" alt="{words}" src="data:image/gif;base64,{data}">'
 
     def __repr__(self) -> str:
         return f"{self.title}. {len(self.frames)} frames."

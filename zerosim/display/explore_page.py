@@ -34,7 +34,7 @@ def explored_html(title: str, chunks: Mapping[str, bytes], machine: str, *, lead
     body = shipped("explore/page.html").format(
         lead=lead, machine=escape(machine), after=after,
         questions=f'<ul class="questions">{listed}</ul>' if listed else "")
-    return page_html(title, "explore/page.css", [f"explore/{name}.js" for name in SCRIPTS],
+    return page_html(title, [f"explore/{name}.js" for name in SCRIPTS],
                      f'{body}<script type="application/json" id="page">{page}</script>\n{data}')
 
 

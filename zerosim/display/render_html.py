@@ -3,7 +3,6 @@
 Legend: lengths of the drawings are CSS pixels.
 """
 
-from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -52,12 +51,12 @@ def as_html(view: View) -> str:
     return f'{STYLE}<div class="zs">{title}{body}</div>'
 
 
-def page_html(title: str, style: str, scripts: Sequence[str], body: str) -> str:
-    """A whole page: its title above the body, and the style and scripts of these names, which stand beside this module.
+def page_html(title: str, scripts: Sequence[str], body: str) -> str:
+    """A whole page: its title above the body, and the page's style, and scripts of these names, beside this module.
 
     It forbids its browser to ask for anything.
     """
-    css, script, title = shipped(style), "\n".join(map(shipped, scripts)), escape(title)
+    css, script, title = shipped("explore/page.css"), "\n".join(map(shipped, scripts)), escape(title)
     return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{FORBIDS}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -107,18 +106,12 @@ def table_html(table: Table, *, all_rows: bool = False) -> str:
         return f"<{tag}{right}{scope}>{content}</{tag}>"
 
     head = "".join(cell("th", at, name.removeprefix(RIGHT), ' scope="col"') for at, name in enumerate(table.columns))
-    shown = table.rows if all_rows or table.marked else shortened(table.rows, "rows")
+    shown = table.rows if all_rows or table.marked else shortened(table.rows)
     rows = "".join("<tr>" + "".join(cell("th" if at == 0 else "td", at, text, ' scope="row"' if at == 0 else "")
                                     for at, text in enumerate(row)) + "</tr>" for row in shown)
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
     return (f"<table>{caption}<thead><tr>{head}</tr></thead>"
             f"<tbody>{rows}</tbody></table>")
-
-
-def image_html(image: bytes, kind: str, words: str, style: str = ' style="max-width:100%"') -> str:
-    """A picture, with a text alternative, in an ``<img>`` of its own, whose ids meet no others."""
-    data = b64encode(image).decode()
-    return f'<img{style} alt="{escape(words, quote=True)}" src="data:image/{kind};base64,{data}">'
 
 
 # -- drawings ---------------------------------------------------------------------------------------------------------

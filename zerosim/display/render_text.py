@@ -64,7 +64,7 @@ def _part(part: Part) -> Iterator[RenderableType]:
         case TextLine():
             yield indented(part)
         case Table():
-            rows = part.rows if part.marked else shortened(part.rows, "rows")
+            rows = part.rows if part.marked else shortened(part.rows)
             read = Text.from_markup if part.marked else Text
             yield plain_table(*part.columns, rows=[tuple(map(read, row)) for row in rows], indented=part.indent > 0)
         case Bars():

@@ -56,11 +56,6 @@ def phase_of(path: Iterable[str]) -> str:
     return next((name for name in path if name in PHASE_COLORS), ARITHMETIC)
 
 
-def event_words(what: str) -> str:
-    """A phase, or a purpose, in a legend."""
-    return f"sends: {what}" if what in PURPOSE_COLORS else f"computes: {what}"
-
-
 def rank_color(rank: int) -> str:
     """The color of a rank in every figure; past eight ranks the colors come again, and the number tells them apart."""
     return RANK_COLORS[rank % len(RANK_COLORS)]

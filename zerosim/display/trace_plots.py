@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, around, scale_of, stack, within_limits
-from zerosim.display.style import EVENT_COLORS, PURPOSE_COLORS, event_words, ink_on, phase_of, rank_color
+from zerosim.display.style import EVENT_COLORS, PURPOSE_COLORS, ink_on, phase_of, rank_color
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.recording import links, own_messages, record
 from zerosim.ranks.trace import Collective, Compute, Message, Trace
@@ -89,7 +89,7 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
         within_limits(sent)
         order.set_xticks(sent.get_xticks())
         seen = {what for whats in data.whats for what in whats}
-        figure.key({event_words(what): {"facecolor": color}
+        figure.key({f"{'sends' if what in PURPOSE_COLORS else 'computes'}: {what}": {"facecolor": color}
                     for what, color in EVENT_COLORS.items() if what in seen}, ncols=5)
     return Drawing("trace-order", TITLE, _order_description(data), style, figure)
 

@@ -117,12 +117,11 @@ def memory_bars(caption: str, bars: Mapping[str, Mapping[str, int]], limit_nbyte
     return Bars(caption, tuple(bars.items()), KIND_COLORS, limit_nbytes)
 
 
-def shortened(rows: tuple[tuple[str, ...], ...], what: str) -> tuple[tuple[str, ...], ...]:
+def shortened(rows: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
     """The first rows, and one that counts the others."""
     if len(rows) <= MOST_ROWS:
         return rows
-    more = f"and {len(rows) - MOST_ROWS + 1:,} more {what}"
-    return (*rows[:MOST_ROWS - 1], (more, *[""] * (len(rows[0]) - 1)))
+    return (*rows[:MOST_ROWS - 1], (f"and {len(rows) - MOST_ROWS + 1:,} more rows", *[""] * (len(rows[0]) - 1)))
 
 
 def words(kind: str) -> str:

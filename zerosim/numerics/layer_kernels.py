@@ -387,8 +387,7 @@ def attend_gradient(k: BlockKernels, qkv: Array, heads: int, p: Array, do: Array
                 s = _probabilities(k, query, key, rows, p[part], qkv.dtype)
             else:
                 s = k.wide("saved p", p[part][:, :, rows, past], query.dtype)
-            dp = _probability_gradients(k, g[:, :, rows], value[:, :, past])
-            ds = _score_gradients(k, s, dp, k.row_products(s, dp), qkv.dtype, query)
+            ds = _score_gradients(k, s, g[:, :, rows], value[:, :, past], None, qkv.dtype)
             k.xp.matmul(ds, key[:, :, past], out=dq[:, :, rows])
             _add_product(k, ds.swapaxes(2, 3), query[:, :, rows], dk[:, :, past], anew=last)
             _add_product(k, s.swapaxes(2, 3), g[:, :, rows], dv[:, :, past], anew=last)
@@ -410,17 +409,14 @@ def _probabilities(k: BlockKernels, query: Array, key: Array, rows: slice, p: Ar
     return result
 
 
-def _probability_gradients(k: BlockKernels, g: Array, value: Array) -> Array:
-    """One part of dP = dO Vᵀ (b, h, R, S)."""
-    dp = k.room("score gradients", (*g.shape[:3], value.shape[2]), g.dtype)
+def _score_gradients(k: BlockKernels, p: Array, g: Array, value: Array, dots: Array | None,
+                     dtype: np.dtype[np.generic]) -> Array:
+    """One part of P·(dP - Σ P·dP)/√D (b, h, R, S), dP = dO Vᵀ, wide and on the grid of its type. The sums ``dots``
+    are those of whole rows, which it computes where P has these."""
+    dp = k.room("score gradients", p.shape, g.dtype)
     k.xp.matmul(g, value.swapaxes(2, 3), out=dp)
-    return dp
-
-
-def _score_gradients(k: BlockKernels, p: Array, dp: Array, dots: Array, dtype: np.dtype[np.generic],
-                     query: Array) -> Array:
-    """One part of P·(dP - Σ P·dP)/√D (b, h, R, S), wide and on the grid of its type; it takes the place of dP."""
-    k.apply(_score_gradient, [p, dp, PerRow(dots), query.shape[-1] ** -0.5], dp, grid=dtype)
+    dots = k.row_products(p, dp) if dots is None else dots
+    k.apply(_score_gradient, [p, dp, PerRow(dots), g.shape[-1] ** -0.5], dp, grid=dtype)
     return dp
 
 
@@ -483,8 +479,7 @@ def attend_tiled_gradient(k: BlockKernels, qkv: Array, heads: int, log_sums: Arr
                 s = _scores(k, query, key, rows, columns)
                 k.apply(_exponential, [s, PerRow(log_sums[part][:, :, rows])], s, grid=qkv.dtype)
                 _add_product(k, s.swapaxes(2, 3), g[:, :, rows], dv[:, :, columns])
-                dp = _probability_gradients(k, g[:, :, rows], value[:, :, columns])
-                ds = _score_gradients(k, s, dp, dots, qkv.dtype, query)
+                ds = _score_gradients(k, s, g[:, :, rows], value[:, :, columns], dots, qkv.dtype)
                 _add_product(k, ds, key[:, :, columns], dq[:, :, rows])
                 _add_product(k, ds.swapaxes(2, 3), query[:, :, rows], dk[:, :, columns])
         _round_gradients(k, wide, targets)

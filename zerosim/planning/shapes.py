@@ -235,7 +235,7 @@ def _block(of: Transformer, experts: Experts | None, first: bool, ends: bool, *,
     parts = _normed(of, "attention", _attention(of, "attention", relative=first))
     if across:
         parts += _normed(of, "cross_attention", _attention(of, "cross_attention", relative=False))
-    network = _network(of, "ffn", of.feed_forward) if experts is None else _sparse(of, "ffn", experts)
+    network = _network(of, "ffn", of.feed_forward) if experts is None else _sparse(of, experts)
     parts += _normed(of, "ffn", network)
     return [*parts, *(_norm(of, "ln_f") if ends else ())]
 
@@ -266,13 +266,13 @@ def _network(of: Transformer, name: str, inside: int, stack: tuple[int, ...] = (
     yield from _weights(f"{name}.down", (inside, of.channels), bias, stack)
 
 
-def _sparse(of: Transformer, name: str, experts: Experts) -> Iterator[TensorShape]:
-    yield from _weights(f"{name}.router", (of.channels, experts.count))
-    yield from _network(of, f"{name}{EXPERTS}", experts.feed_forward, (experts.count,))
+def _sparse(of: Transformer, experts: Experts) -> Iterator[TensorShape]:
+    yield from _weights("ffn.router", (of.channels, experts.count))
+    yield from _network(of, f"ffn{EXPERTS}", experts.feed_forward, (experts.count,))
     if experts.shared:
-        yield from _network(of, f"{name}.shared", experts.shared)
+        yield from _network(of, "ffn.shared", experts.shared)
     if experts.shared_gate:
-        yield from _weights(f"{name}.shared_gate", (of.channels, 1))
+        yield from _weights("ffn.shared_gate", (of.channels, 1))
 
 
 def _weights(name: str, shape: tuple[int, int], bias: bool = False, stack: tuple[int, ...] = ()) -> list[TensorShape]:

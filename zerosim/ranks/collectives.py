@@ -247,7 +247,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_gather": {
         "ring": Algorithm(all_gather_ring),
         "doubling": Algorithm(logarithmic.all_gather_doubling, power_of_two=True),
-        "bruck": Algorithm(logarithmic.all_gather_bruck, logarithmic.bruck_buffers),
+        "bruck": Algorithm(logarithmic.all_gather_bruck, logarithmic.packed_buffer),
     },
     "all_reduce": {
         "ring": Algorithm(all_reduce_ring, ring_buffers, wire=True),
@@ -270,7 +270,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
 TWO_RINGS = hierarchical.InTwoSteps(reduce_scatter_ring, all_gather_ring, ring_buffers)
 HIERARCHICAL = {  # by ``hierarchical(R)``, in nodes of R ranks
     "reduce_scatter": Algorithm(TWO_RINGS.reduce_scatter, TWO_RINGS.buffers),
-    "all_gather": Algorithm(TWO_RINGS.all_gather, TWO_RINGS.packed_buffer),
+    "all_gather": Algorithm(TWO_RINGS.all_gather, logarithmic.packed_buffer),
     "all_reduce": Algorithm(TWO_RINGS.all_reduce, TWO_RINGS.buffers),
 }
 

@@ -93,14 +93,10 @@ class InTwoSteps:
         yield from _across(me, self.all_gather_ring(across, across.chunk(across.x, across.index), across.x))
         yield from _inside(me, self.all_gather_ring(inside, across.x, inside.x))
 
-    def packed_buffer(self, me: PendingCall) -> list[Buffer]:
-        """The whole vector, slice by slice."""
-        return [(me.call.length, me.dtype)]
-
     def buffers(self, me: PendingCall) -> list[Buffer]:
         """The whole vector, slice by slice, and what the two rings receive in turn."""
         inside, across = _parts(me, me.x[:0])
-        return [*self.packed_buffer(me), *self.ring_buffers(inside), *self.ring_buffers(across)]
+        return [(me.call.length, me.dtype), *self.ring_buffers(inside), *self.ring_buffers(across)]
 
 
 def _node_size(me: PendingCall) -> int:

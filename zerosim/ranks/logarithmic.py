@@ -77,8 +77,8 @@ def all_gather_bruck(me: PendingCall, x: Array, out: Array) -> Exchanges:
         me.copy(rotated[ends[i]:ends[i + 1]], me.chunk(out, chunk))
 
 
-def bruck_buffers(me: PendingCall) -> list[Buffer]:
-    """The whole vector, in rotated order."""
+def packed_buffer(me: PendingCall) -> list[Buffer]:
+    """The whole vector, its chunks in another order."""
     return [(me.call.length, me.dtype)]
 
 

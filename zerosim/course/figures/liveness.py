@@ -42,7 +42,7 @@ def liveness_data(stages: Sequence[int] = (1, 2), widths: Sequence[int] = (256,)
     """Runs a step of an MLP with Adam in fp16 under each stage, and replays it."""
     parameters, lives = sum(a * b for a, b in pairwise(widths)), {}
     for stage in stages:
-        traces = step_traces(widths, rows, ranks=ranks, stage=stage, compute="fp16", options={})
+        traces = step_traces(widths, rows, ranks, stage)
         lives[stage] = replayed_rank(replay(record(traces).inside(STEP), MACHINE), 0)
     return Liveness(f"an MLP of {len(widths) - 1} layers in fp16 with Adam, {parameters:,} parameters, N = {ranks}",
                     parameters, lives)

@@ -63,14 +63,11 @@ def memory_scaling_data(parameters: float = 7.5e9, ranks: int = 64, worlds: Sequ
     return MemoryScaling(model, (
         ScalingPanel("N (ranks)", f"{billions}, Adam", tuple(worlds), tuple(map(str, worlds)),
                      by_stage([at_rest(parameters, n, Adam) for n in worlds])),
-        ScalingPanel("P (parameters)", f"N = {ranks}, Adam", tuple(sizes), tuple(_power(size) for size in sizes),
+        ScalingPanel("P (parameters)", f"N = {ranks}, Adam", tuple(sizes), tuple(
+            "10" + f"{math.log10(size):.0f}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")) for size in sizes),
                      by_stage([at_rest(size, ranks, Adam) for size in sizes])),
         ScalingPanel("optimizer (name)", f"{billions}, N = {ranks}", tuple(range(len(OPTIMIZERS))), tuple(OPTIMIZERS),
                      by_stage([at_rest(parameters, ranks, make) for make in OPTIMIZERS.values()]))))
-
-
-def _power(size: float) -> str:
-    return "10" + str(round(math.log10(size))).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def memory_scaling(data: MemoryScaling, style: Style = LIGHT) -> Drawing:

@@ -189,10 +189,11 @@ def ring(data: RingData, style: Style = LIGHT) -> Drawing:
 
 def _sheet_words(sheet: Sheet, layout: RingLayout, data: RingData) -> None:
     """Title, headings, the names of the steps, and what the colors mean."""
-    muted, n = sheet.style.muted, data.ranks
+    muted, n, lengths = sheet.style.muted, data.ranks, " or ".join(map(str, sorted(set(data.chunk_nbytes))))
     sheet.text(0.2, layout.height - 0.34, _title(data), ha="left", fontsize=17, fontweight="bold")
     sheet.text(0.2, layout.height - 0.95,
-               f"A cell is one chunk (c0 to c{n - 1}) on one rank: {_lengths(data)}. Faint: no longer needed.\n"
+               f"A cell is one chunk (c0 to c{n - 1}) on one rank: {lengths} bytes in {data.format}. "
+               "Faint: no longer needed.\n"
                "Its digits are the ranks that are added in it, in order; a bold frame has them all.\n"
                "An arrow is a message, with its chunk and bytes.",
                ha="left", fontsize=12.5, linespacing=1.45, color=muted)
@@ -262,10 +263,6 @@ def _stroke(sheet: Sheet, sender: int, start: Point, end: Point, words: str, **l
 
 def _title(data: RingData) -> str:
     return f"A ring of {data.ranks} ranks: reduce-scatter, then all-gather"
-
-
-def _lengths(data: RingData) -> str:
-    return f"{' or '.join(map(str, sorted(set(data.chunk_nbytes))))} bytes in {data.format}"
 
 
 def _sent_words(data: RingData) -> str:

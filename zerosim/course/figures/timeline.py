@@ -67,16 +67,15 @@ def timeline_data(widths: Sequence[int] = (256,) * 5, rows: int = 128, ranks: in
     """
     what = (f"an MLP of {len(widths) - 1} layers of {widths[0]} in fp16 with Adam, {rows} samples per rank, "
             f"N = {ranks}, stage {stage}")
-    return timeline_of(what, {title: step_traces(widths, rows, ranks=ranks, stage=stage, compute="fp16", options=of)
+    return timeline_of(what, {title: step_traces(widths, rows, ranks, stage, **of)
                               for title, of in options.items()}, machine)
 
 
-def step_traces(widths: Sequence[int], rows: int, *, ranks: int, stage: int, compute: str,
-                options: Mapping[str, Any]) -> Traces:
-    """The traces of one step of an MLP of these widths with Adam, on ``rows`` samples per rank, on N ranks."""
+def step_traces(widths: Sequence[int], rows: int, ranks: int, stage: int, **options: Any) -> Traces:
+    """The traces of one step of an MLP of these widths in fp16 with Adam, on ``rows`` samples per rank, on N ranks."""
     cluster = NullCluster(ranks)
     take_step(cluster, MLP(widths, bias=False), Adam(), (rows, widths[0]), (rows, widths[-1]), stage=stage,
-              policy=Policy(compute), **options)
+              policy=Policy("fp16"), **options)
     return cluster.trace
 
 
