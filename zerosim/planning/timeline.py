@@ -136,11 +136,6 @@ class Timeline(SavedTimeline):
         return max(usage.exposed_seconds for usage in self.usage)
 
     @property
-    def exposed_offload_seconds(self) -> float:
-        """The most that any rank's program stood still for transfers to its host and back."""
-        return max(usage.exposed_offload_seconds for usage in self.usage)
-
-    @property
     def streams(self) -> tuple[str, ...]:
         """Compute, communication, and where anything is offloaded both ways to the host, or to its disk, of that."""
         moved = {transfer.direction for transfer in self.recording.transfers}
