@@ -6,6 +6,9 @@ With threads each handful of elements is worth one here.
 import os
 import signal
 import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,6 +63,30 @@ def test_threads_leave_what_one_leaves(name: str, ranks: int, lengths: list[int]
     assert left_by(program, ranks, count) == left_by(program, ranks, 1)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_rank_lets_go_is_gone_while_the_thread_that_computed_it_still_says_that_it_has_ended(
+        fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the thread's pace would decide when a memory account gets the bytes back."""
+    let_go = threading.Event()
+    for end in (Future.set_result, Future.set_exception):
+        monkeypatch.setattr(Future, end.__name__, lambda *ended, end=end: (end(*ended), let_go.wait(60)))
+
+    def work(rank: zs.Rank) -> Any:
+        kept = rank.memory.alloc(4, np.float32, "activation", "work")
+        if fails:
+            raise ArithmeticError
+        return kept
+
+    def program(rank: zs.Rank) -> int:
+        with suppress(ArithmeticError):
+            rank.compute(partial(work, rank), operations=1)
+        held = rank.memory.now_nbytes
+        let_go.set()
+        return held
+
+    assert list(zs.Cluster(1, workers=2).run(program)) == [0]
+
+
 def test_work_of_two_ranks_is_under_way_at_once_and_ranks_go_on_in_the_order_in_which_they_began() -> None:
     here, both, order, threads = threading.get_ident(), threading.Barrier(2), [], []
 
@@ -80,6 +107,7 @@ def test_of_two_ranks_that_fail_the_first_in_its_round_has_failed_whichever_is_s
 
     def program(rank: zs.Rank) -> None:
         def work() -> None:
+            _kept = rank.memory.alloc(4, np.float32, "activation", "work")
             if rank.index == 0:
                 assert sooner.wait(60)
             sooner.set()
@@ -93,6 +121,8 @@ def test_of_two_ranks_that_fail_the_first_in_its_round_has_failed_whichever_is_s
         with pytest.raises(KeyError, match="0") as caught:
             cluster.run(program)
         assert caught.value.__notes__ == ["raised by rank 0 of 3"]
+        del caught
+        assert cluster.memory.now_nbytes == [0, 0, 0]
 
 
 @pytest.mark.usefixtures("pythons_own_handler")

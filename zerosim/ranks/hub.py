@@ -349,13 +349,13 @@ class Hub(Backend):
         workers = self.options.workers_for(operations) if self.order is None and not self.stopping else None
         if workers is None:
             return copy_context().run(work)  # as on a thread, what it sets there ends with it
-        future = workers.begin(rank, work)
+        box = workers.begin(rank, work)
         del work  # so that nothing but the rank's program holds what it computes with
         try:
             self._park()
-            return future.result()
+            return box.pop()()
         finally:
-            del future  # it holds an error, and that this frame with its arrays
+            del box  # it may hold an error, and that this frame with its arrays
 
     def _park(self) -> None:
         if self.stopping:

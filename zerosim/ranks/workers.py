@@ -11,7 +11,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextvars import Context, copy_context
+from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 from zerosim.ranks.process import guarded
@@ -33,16 +34,17 @@ class Workers:
         self.count, self._pool = count, ThreadPoolExecutor(count, "zerosim worker")
         self.computing: deque[tuple[int, Future[Any]]] = deque()
 
-    def begin(self, rank: int, work: Callable[[], Any]) -> Future[Any]:
-        """Hands the rank's work to a thread."""
-        future = self._pool.submit(_run, copy_context(), [work])
-        self.computing.append((rank, future))
-        return future
+    def begin(self, rank: int, work: Callable[[], Any]) -> list[Callable[[], Any]]:
+        """Hands the rank's work to a thread; the box in which lies, when it has ended, what gives its result or raises
+        its error. The thread has no part in that any more: how soon it goes on decides nothing."""
+        box: list[Callable[[], Any]] = [partial(copy_context().run, work)]
+        self.computing.append((rank, self._pool.submit(_run, [box])))
+        return box
 
     def next_rank(self) -> int:
         """Waits for the rank that began first of them, which goes on now."""
         rank, future = self.computing.popleft()
-        future.exception()
+        future.result()
         return rank
 
     def each(self, function: Callable[[Item], object], items: Iterable[Item]) -> None:
@@ -75,6 +77,21 @@ class Workers:
         self.computing.clear()
 
 
-def _run(context: Context, box: list[Callable[[], Any]]) -> Any:
-    """Calls the function in the box; when its result is there, the thread refers to nothing of the rank's."""
-    return context.run(box.pop())
+def _run(boxes: list[list[Callable[[], Any]]]) -> None:
+    """Takes a box, calls the function in it, and leaves one there that ends as it did."""
+    box = boxes.pop()
+    try:
+        box.append(partial(_end, box.pop()(), None))
+    except BaseException as error:
+        box.append(partial(_end, None, error))
+    finally:
+        del box  # it may hold an error, whose traceback has this frame
+
+
+def _end(result: Result, error: BaseException | None) -> Result:
+    try:
+        if error is not None:
+            raise error
+        return result
+    finally:
+        del error  # whose traceback has this frame
