@@ -67,7 +67,9 @@ def test_what_is_typed_is_an_option_of_the_same_name_in_python(name, in_python):
 def test_help_of_a_command_has_its_example_and_a_short_name():
     assert "For example: zerosim lost-updates --format bf16" in ask("lost-updates", "--help").output
     assert ask("lost-updates", "-h").output == ask("lost-updates", "--help").output
-    assert ask("--version").output == f"zerosim {zerosim.__version__}\n"
+    for more in ([], ["plan"]):  # a command behind it does not run
+        done = ask("--version", *more)
+        assert (done.exit_code, done.output) == (0, f"zerosim {zerosim.__version__}\n")
 
 
 def test_help_imports_no_lesson_and_draws_nothing():
@@ -128,6 +130,8 @@ def test_an_error_in_a_command_is_one_line_unless_it_is_our_own(monkeypatch, err
 @pytest.mark.parametrize(("typed", "said"), [
     ("train --ranks two", "zerosim train: --ranks takes a whole number, found 'two'; zerosim train --help"),
     ("train --lr=fast", "zerosim train: --lr takes a number, found 'fast'; "),
+    ("train --stage 4", "zerosim train: --stage takes at most 3, found '4'; "),
+    ("bench --rounds 0", "zerosim bench: --rounds takes at least 1, found '0'; "),
     ("train --rank 3", "zerosim train: No such option: --rank"), ("cost", "zerosim cost: Missing option '--nbytes'; "),
     ("trian", "zerosim: No such command 'trian'. Did you mean 'train'?"),
     ("plan more", "zerosim plan: Got unexpected extra argument"), ("cost --nbytes", "--nbytes' requires an argument")])

@@ -48,7 +48,7 @@ class StepOptions:
             raise ValueError(f"offload={self.offload!r} must be an Offload, as zs.Offload('host') is; StepOptions.of "
                              "takes texts too, as 'optimizer=host'")
         if self.reduction not in REDUCTIONS:
-            raise unknown_name(f"no order of additions is called reduction={self.reduction!r}", self.reduction,
+            raise unknown_name(f"reduction={self.reduction!r} is no order of additions", self.reduction,
                                REDUCTIONS)
         if self.by_micro_batch and self.mesh:
             raise ValueError("reduction='micro_batch' adds the gradients of all ranks in one order, and on a mesh each "

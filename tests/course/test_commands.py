@@ -444,6 +444,8 @@ REFUSED = {
         ("--collective barrier --algorithm dissemination", "a barrier carries no bytes, and 14000000000 were asked "
          "for; take 0")],
     "plan": [
+        ("--offload optimizer=cloud", "plan: --offload optimizer=cloud must be 'host' or 'disk', which place all "),
+        ("--stage 3 --reduction micro", "plan: --reduction micro is no order of additions; choose one of rank, micro_"),
         ("--mesh 2x4 --nodes 4", "--mesh 2x4 has 2 nodes, and --nodes 4 were asked for; leave --nodes out"),
         ("--price 2", "--price 2 is of a whole training, and no tokens were asked for; say how many, as --tokens 300B"),
         ("--global-batch 12", "--global-batch 12 is no multiple of 8 sequences, a micro-batch of 1 on each of 8 ranks; "

@@ -235,7 +235,7 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (plan(params=7e9, optimizer=zs.optim.Muon(), runtime="zerosim"),
          "what Muon keeps ... none is known; name a model, or"),
         (gpt2(stage="1,2", reduction="micro_batch", runtime="zerosim"), "reduction='micro_batch' is of sharded"),
-        *((gpt2(stage=stage, reduction="microbatch"), "no order of additions is called reduction='microbatch'; choose "
+        *((gpt2(stage=stage, reduction="microbatch"), "reduction='microbatch' is no order of additions; choose "
            "one of rank, micro_batch; did you mean 'micro_batch'?") for stage in (1, 3)),
         (gpt2(attention="flash"), "attention='flash' must be fused, as FlashAttention is, or unfused"),
         (gpt2(offload="optimizer=host", disk_capacity_nbytes=1), "disk_capacity_nbytes=1 is of offload to disk, an"),

@@ -53,7 +53,7 @@ def title(value):
     ({"prefetch": 1.5}, "prefetch=1.5 must be a number of units, 0 or more"),
     ({"keep_gathered": ["layer9"]}, "keep_gathered=['layer9'] must be 'all', or names of units: layer0, layer1"),
     ({"keep_gathered": 3}, "keep_gathered=3 must be"), ({"keep_gathered": [[1]]}, "or names of units"),
-    ({"reduction": "micro_batches"}, "no order of additions is called reduction='micro_batches'"),
+    ({"reduction": "micro_batches"}, "reduction='micro_batches' is no order of additions"),
     ({"reduction": "micro_batch"}, "at the stage asked for gradients rest partial; take stage 2 or 3"),
     ({"reduction": "micro_batch", "stage": zs.Stage(REPLICATED, REPLICATED, SHARDED)}, "rest replicated; take stage 2"),
     ({"reduction": "micro_batch", "stage": 2, "mesh": "1x1"}, "on a mesh each node's are added first; leave mesh"),

@@ -39,6 +39,7 @@ GROUPS = {
     "This project": ("figures", "bench"),
 }
 EXAMPLE = "For example: "
+BORDERS = {"greater": "at least", "less": "at most"}
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer has no public name for it
 
 
@@ -94,7 +95,9 @@ def _in_one_line(error: Any, typed: Sequence[str]) -> str:
         name = next((one for one in option.opts if any(word.split("=")[0] == one for word in typed)), option.opts[0])
         after = [word.partition("=")[2] if "=" in word else following for word, following in
                  zip(typed, [*typed[1:], ""], strict=True) if word.split("=")[0] == name]
-        kind = "a whole number" if "valid int" in said else "a number" if "number" in said or "float" in said else ""
+        border = re.search(r"(greater|less) than or equal to (\S+)$", said)
+        kind = ("a whole number" if "valid int" in said else "a number" if "number" in said or "float" in said else
+                f"{BORDERS[border[1]]} {border[2]}" if border else "")
         if after and kind:
             said = f"{name} takes {kind}, found {after[-1]!r}"
     return f"{named}: {said}; {named} --help lists what there is"
@@ -214,7 +217,7 @@ def _as_typed(said: str, command: str, body: Signature, given: Mapping[str, Any]
         word = value.replace(",", "").removesuffix(".0") if value[:1] in "-0123456789" else value.strip("'\"")
         return f"{options[name].opts[0]}{value and ' '}{shlex.quote(word) if value else ''}"
 
-    for pattern in (rf"(?<![\w'\".+-])({names})=({VALUE})", rf"^({names})(?= (?:must be|is the|goes with) )",
+    for pattern in (rf"(?<![\w'\".+-])(?<!\w\()({names})=({VALUE})", rf"^({names})(?= (?:must be|is the|goes with) )",
                     rf"(?<=\bleave )({names})(?= (?:out|as)\b)", rf"(?<![\w'\"./-])(?=[a-z]+_)({names})(?!\w|\.\w)"):
         said = re.sub(pattern, lambda found: typed(*found.groups()), said)
     said = re.sub(r"\bzs\.(plan|tune)\b", r"zerosim \1", said)
@@ -293,5 +296,6 @@ def about(
         from zerosim import __version__
 
         typer.echo(f"zerosim {__version__}")
-    elif context.invoked_subcommand is None:
+        raise typer.Exit
+    if context.invoked_subcommand is None:
         context.get_help()

@@ -97,7 +97,8 @@ def offload_of(asked: object) -> Offload:
     if isinstance(asked, str) and asked in (HOST, DISK):
         return Offload(asked, asked, asked)
     pairs: list[Any] = [part.strip().split("=") for part in asked.split("+")] if isinstance(asked, str) else []
-    if pairs and all(len(pair) == 2 and pair[0] in KINDS for pair in pairs) and len(dict(pairs)) == len(pairs):
+    known = all(len(pair) == 2 and pair[0] in KINDS and pair[1] in PLACES for pair in pairs)
+    if pairs and known and len(dict(pairs)) == len(pairs):
         return Offload(**dict(pairs))
     raise ValueError(f"offload={asked!r} must be 'host' or 'disk', which place all state there, 'none', kinds one by "
                      f"one of {', '.join(KINDS)}, as 'optimizer=host+gradients=host'")
