@@ -81,3 +81,6 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(writer, 
 def test_a_folder_and_a_file_in_no_folder_are_refused(tmp_path):
     assert_refused(lambda: files.write_whole(tmp_path, b""), "", IsADirectoryError)
     assert_refused(lambda: files.write_whole(tmp_path / "nowhere" / "run.json", b""), "", FileNotFoundError)
+    (tmp_path / "circle").symlink_to("circle")
+    assert_refused(lambda: files.write_whole(tmp_path / "circle", b""), "", OSError)
+    assert_refused(lambda: files.require_writable(tmp_path / "circle", "write"), "name a file that can be written")

@@ -210,6 +210,7 @@ MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=T
       for asked in ("layer0", LinearUnit("layer0", 3, 5), None)),
     (lambda engine: engine.layout, "this engine has 2 param groups, each with arrays and a layout",
      {"groups": [zs.Group("*.bias", frozen=True)]}),
+    (lambda engine: engine.step(X[:, :0], T), "linear_forward asked for w of shape (0, 5), and found (3, 5)", {}),
     (lambda engine: engine.step((X, T), (X, T)), "found 1 items, 0 of them pairs", {}),
     *((lambda engine, given=given: engine.step(given), text, {}) for given, text in [
         ([], "at least one; found 0 items"), (7, "at least one; found 0 items"),

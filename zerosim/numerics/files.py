@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from zerosim.numerics.checks import is_count, is_finite_number
@@ -91,7 +92,9 @@ def _is_special(path: Path) -> bool:
     """True for what is there and is no file, as a pipe; raises OSError for a folder."""
     if not path.name or path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    return path.exists() and not path.is_file()
+    with suppress(FileNotFoundError):
+        return not S_ISREG(path.stat().st_mode)
+    return False
 
 
 def require_writable(path: str | Path, asked: str) -> None:

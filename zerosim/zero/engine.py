@@ -350,7 +350,7 @@ class Engine(Shown):
     def _compute(self, unit: Unit, w: Weights, x: np.ndarray, work: Callable[[], Result]) -> Result:
         """The result of the work: a unit's forward or backward for x (..., I), or for indices of any shape, with the
         weights w, its own and those of others."""
-        rows = x.size if unit.integer_inputs else x.size // x.shape[-1]
+        rows = x.size if unit.integer_inputs else math.prod(x.shape[:-1])
         return self.rank.compute(work, operations=2 * rows * sum(weight.size for weight in w.values()))
 
     # -- micro-batches: their loss scale, what is drawn and charged for them, how many tokens they have ----------------
