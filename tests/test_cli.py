@@ -194,9 +194,11 @@ def test_a_reader_that_goes_away_leaves_no_traceback():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
-@pytest.mark.parametrize(("output", "exit_code", "said"), [
-    ("/dev/full", 1, r"zerosim cost: what it has to say cannot be written: .*\n"), ("&-", 0, "")])
-def test_a_full_disk_is_one_line_and_exit_code_1_and_a_closed_output_is_nothing(output, exit_code, said):
-    done = subprocess.run(["sh", "-c", f'"$@" >{output}', "sh", *QUICK], stderr=subprocess.PIPE, text=True, env=PLAIN)
+@pytest.mark.parametrize(("words", "output", "exit_code", "said"), [
+    *((words, "/dev/full", 1, r"zerosim: what it has to say cannot be written: .*\n")
+      for words in (QUICK, [*COMMAND, "--version"])),
+    (QUICK, "&-", 0, "")])
+def test_a_full_disk_is_one_line_and_exit_code_1_and_a_closed_output_is_nothing(words, output, exit_code, said):
+    done = subprocess.run(["sh", "-c", f'"$@" >{output}', "sh", *words], stderr=subprocess.PIPE, text=True, env=PLAIN)
     assert done.returncode == exit_code
     assert re.fullmatch(said, done.stderr)

@@ -79,6 +79,10 @@ class Commands(TyperGroup):
             code = WRONG_INPUT
         except typer.Abort:
             code = INTERRUPTED
+        except OSError as error:
+            typer.echo(f"zerosim: what it has to say cannot be written: {error}", err=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            code = NOBODY_READS
         return sys.exit(code or 0) if standalone_mode else code
 
 
@@ -185,10 +189,6 @@ def command(name: str, example: str = "", **options: Any) -> Callable[[Callable[
             except BrokenPipeError:
                 # Python flushes once more when it exits; what nobody reads must not fail a second time.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                raise typer.Exit(NOBODY_READS) from None
-            except OSError as error:
-                typer.echo(f"zerosim {name}: what it has to say cannot be written: {error}", err=True)
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 raise typer.Exit(NOBODY_READS) from None
 
         return app.command(name, epilog=f"{EXAMPLE}{example}", **options)(guarded)
