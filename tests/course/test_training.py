@@ -222,7 +222,7 @@ def test_what_cannot_be_trained_or_compared_is_refused_before_the_first_run_begi
             (lambda: Options(batch=1.5), "batch=1.5 must be a whole number, 1 or more", ValueError),
             (lambda: training.require_engine(replace(TINY, optimizer="muon", layout="per_unit")),
              "Muon needs all of .* take layout='whole_matrices', or gather=True", ValueError),
-            (comparing("stage", []), "a comparison over stage takes two or more that differ, as in 0,1,2,3", ValueError),
+            (comparing("stage", []), "over stage takes two or more that differ, as in 0,1,2,3", ValueError),
             (comparing("stage", None, short), "sequences of 8 need more", ValueError),
             (comparing("optimizer", ["adamw", "muon"], layout="per_unit"), "Muon needs all of", ValueError),
             (comparing("stage", [3, 0], capacity_nbytes=70_000), "^stage 0: rank 0 asked for", zs.OutOfMemoryError)]:
