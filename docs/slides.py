@@ -1,7 +1,8 @@
 """Makes slides of each lecture of ``docs/lectures.md``, in reveal.js through nbconvert: pictures inside, answers apart.
 
 Usage: ``python docs/slides.py FOLDER``. The pages load reveal.js, and require.js for it, from the network; ``--reveal
-URL`` and ``--require URL`` name other places, as folders beside the pages, of a lecture hall without a network.
+URL`` and ``--require URL`` name other places, as folders beside the pages, of a lecture hall without a network. Where
+neither is there, a page says so, and each answer is shown by a click.
 """
 
 import argparse
@@ -20,6 +21,35 @@ LECTURE = re.compile(r"^## (Lecture \d: .+)$", re.M)
 PICTURE = re.compile(r"!\[([^]]+)\]\(([^)]+\.svg)\)")
 LINK = re.compile(r"\[([^]]+)\]\((?!http)[^)]+\)")
 PART = re.compile(r"^### (.+) \((\d+) min\)$", re.M)
+
+# Until reveal.js is ready no answer shows. If it cannot be loaded, each answer is folded under a line to click on.
+WITHOUT_REVEAL = """
+<style>
+.reveal:not(.ready) .notes, .reveal:not(.ready, .alone) .fragment { display: none }
+.reveal.alone { max-width: 60em; margin: auto; font-size: 20px }
+.reveal.alone .missing { padding: 1em; border: 2px solid #d55e00 }
+</style>
+<script>
+function withoutReveal() {
+  const page = document.querySelector(".reveal:not(.alone)"), said = document.createElement("p");
+  if (!page) return;
+  page.classList.add("alone");
+  said.className = "missing";
+  said.textContent = "reveal.js, which makes slides of this page, could not be loaded. Open the page with a network, "
+    + "or put reveal.js and require.js beside it, and name them: docs/slides.py FOLDER --reveal URL --require URL. "
+    + "Until then, click on an answer to show it.";
+  page.prepend(said);
+  for (const answer of page.querySelectorAll(".fragment")) {
+    const folded = document.createElement("details"), line = document.createElement("summary");
+    line.textContent = "Answer";
+    folded.append(line, ...answer.childNodes);
+    answer.append(folded);
+  }
+}
+addEventListener("load", () => window.require || withoutReveal());
+addEventListener("error", event => event.target.dataset?.requiremodule && withoutReveal(), true);
+</script>
+"""
 
 
 @dataclass(frozen=True)
@@ -82,6 +112,11 @@ def slides(lecture: Lecture) -> nbformat.NotebookNode:
     return v4.new_notebook(cells=cells, metadata={"title": lecture.title})
 
 
+def guarded(page: str) -> str:
+    """The page, with what it does where reveal.js cannot be loaded."""
+    return page.replace("</head>", f"{WITHOUT_REVEAL}</head>", 1)
+
+
 def main() -> None:
     """Writes ``lecture_1.html`` and so on into the folder."""
     from nbconvert import SlidesExporter
@@ -98,7 +133,7 @@ def main() -> None:
     for number, lecture in enumerate(lectures((DOCS / "lectures.md").read_text(encoding="utf-8")), 1):
         page, _ = exporter.from_notebook_node(slides(lecture))
         file = asked.folder / f"lecture_{number}.html"
-        file.write_text(page, encoding="utf-8")
+        file.write_text(guarded(page), encoding="utf-8")
         print(f"{file}: {len(lecture.parts)} parts, {sum(part.minutes for part in lecture.parts)} minutes")
 
 

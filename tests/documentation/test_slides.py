@@ -6,6 +6,7 @@ import pytest
 
 from docs import slides
 from tests.architecture.source import ROOT
+from tests.display.browser import needs_browser, open_tab
 
 TEXT = (ROOT / "docs/lectures.md").read_text(encoding="utf-8")
 LECTURES = list(slides.lectures(TEXT))
@@ -49,3 +50,41 @@ def test_a_part_without_a_question_or_an_answer_is_refused(missing):
     assert len(next(slides.lectures(text)).parts) == 1
     with pytest.raises(ValueError, match="the part 'One' needs a question"):
         list(slides.lectures(text.replace(missing, "")))
+
+
+PAGE = """<html><head><script src="{require}"></script></head><body><div class="reveal"><div class="slides"><section>
+<h2>Why?</h2><div class="fragment"><p>Because.</p></div><aside class="notes">5 minutes</aside></section></div></div>
+<script>require(["{reveal}"], () => document.querySelector(".reveal").classList.add("ready"))</script></body></html>"""
+REQUIRE = """function require([module], then) {{
+  const script = document.createElement("script");
+  Object.assign(script, {{src: module, onload: then}}).dataset.requiremodule = module;
+  document.head.append(script);
+}}"""
+SHOWS = """new Promise(done => {
+  const look = () => done({text: document.body.innerText,
+    answer: document.querySelector(".fragment p").checkVisibility(),
+    said: document.querySelector(".missing") !== null, ready: document.querySelector(".reveal.ready") !== null});
+  const wait = () => document.querySelector(".missing, .reveal.ready") ? look() : requestAnimationFrame(wait);
+  document.readyState === "complete" ? wait() : addEventListener("load", wait);
+})"""
+
+
+@needs_browser
+@pytest.mark.parametrize("missing", ["require.js", "reveal.js", None])
+def test_no_answer_shows_by_itself_where_reveal_cannot_be_loaded_and_a_click_shows_it(tmp_path, missing):
+    for name, text in (("require.js", REQUIRE.format()), ("reveal.js", "")):
+        if name != missing:
+            (tmp_path / name).write_text(text, encoding="utf-8")
+    page = tmp_path / "lecture.html"
+    page.write_text(slides.guarded(PAGE.format(require="require.js", reveal="reveal.js")), encoding="utf-8")
+    with open_tab() as tab:
+        tab.go(page.as_uri())
+        found = tab.evaluate(SHOWS)
+        assert found["said"] is (missing is not None)
+        assert found["ready"] is found["answer"] is (missing is None)  # then reveal.js, not the page, hides it
+        if missing is not None:
+            assert "could not be loaded" in found["text"]
+            assert "Because." not in found["text"]
+            assert "5 minutes" not in found["text"]
+            tab.evaluate("document.querySelector('summary').click()")
+            assert tab.evaluate("document.body.innerText").endswith("Because.")
