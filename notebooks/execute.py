@@ -7,6 +7,7 @@ Usage: ``python notebooks/execute.py [TEXT ...]``; without arguments, all of the
 """
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import jupytext
@@ -17,6 +18,8 @@ import zerosim as zs
 
 HERE = Path(__file__).parent
 TEXTS = HERE / "texts"
+REVEALS = "predictions.reveal("
+FOLDED = {"jupyter": {"outputs_hidden": True}}
 METADATA = {
     "jupytext": {"formats": "ipynb,texts//py:percent"},
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -35,6 +38,11 @@ def executed(text: Path) -> nbformat.NotebookNode:
     notebook = client.execute()
     for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
         output.get("data", {}).pop(zs.draw.WIDGET, None)  # it names a model of a kernel that is gone
+    # What was measured stands after the cell that reveals it; JupyterLab folds it until the reader runs it.
+    for before, cell in pairwise(cell for cell in notebook.cells if cell.cell_type == "code"):
+        shows = any("image/png" in output.get("data", {}) for output in cell.outputs)
+        if REVEALS in before.source and REVEALS not in cell.source and not shows:
+            cell["metadata"] = nbformat.from_dict(FOLDED)
     notebook.metadata = nbformat.from_dict(METADATA)
     nbformat.validate(notebook)
     return notebook

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zerosim.backends.cupy.cluster import CuPyCluster
     from zerosim.backends.nccl.cluster import NCCLCluster
     from zerosim.course import draw, museum, puzzles
+    from zerosim.course.predictions import Predictions
     from zerosim.course.tuning import tune
     from zerosim.display.report import explore
     from zerosim.frameworks import from_deepspeed, from_fsdp
@@ -55,6 +56,7 @@ __all__ = [
     "PendingWorkError",
     "Placement",
     "Policy",
+    "Predictions",
     "Rank",
     "RankStopped",
     "RankUseError",
@@ -99,6 +101,7 @@ _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim"
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
           "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
           "spacing": "numerics.rounding",
+          "Predictions": "course.predictions",
           "plan": "planning.plan", "tune": "course.tuning",
           "explore": "display.report",
           "from_deepspeed": "frameworks", "from_fsdp": "frameworks",

@@ -77,7 +77,7 @@ def _cell(stem: str, number: int, cell: dict[str, Any], draw: Draw) -> Iterator[
         if number == 0 and first.startswith("# "):
             yield first
             source = rest if newline else ""
-        yield lists_apart(draw(source))
+        yield lists_apart(draw(source.replace("<details>", '<details markdown="1">')))
         return
     if source.strip() and cell["execution_count"] is None:
         raise ValueError(f"cell {number} of {stem} was not executed; run notebooks/execute.py")

@@ -51,8 +51,16 @@ LEARNING_RATE = 0.1
 # 3. Somebody forgets to divide the sum of the gradients by two. After the first step, which weights are wrong? And
 #    after the second?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # the set of those that move furthest, as {"w1", "w2"}
+    2: ...,  # the fp16 weights of rank 0 and of rank 1, as [[2.5, -3, 1, 0.5], [2, -3, 1, 1]]
+    3: ...,  # how many of the four fp16 weights are wrong after step 1 and after step 2, as [4, 4]
+})
+
+# %% [markdown]
 # ## The step by hand
 #
 # The gradient, by the chain rule. As in hardware, a layer computes in fp32 and rounds its result to fp16, once:
@@ -115,6 +123,11 @@ def train_by_hand(rank, update=adam, divisor=2):
 
 cluster = zs.Cluster(2)
 by_hand = cluster.run(train_by_hand)
+moved = np.abs(np.concatenate([steps[0]["master"] for steps in by_hand]) - WEIGHTS).round(4)
+predictions.reveal(1, {f"w{i + 1}" for i in np.flatnonzero(moved == moved.max())})
+predictions.reveal(2, [steps[0]["between"] for steps in by_hand])
+
+# %%
 columns = ["after step", "rank", "master", "m", "v", "fp16 after its own update", "after the all-gather"]
 zs.draw.table(columns, [
     (step, rank, *(" ".join(str(number) for number in found[key])
@@ -122,10 +135,13 @@ zs.draw.table(columns, [
     for step in (1, 2) for rank, found in enumerate(steps[step - 1] for steps in by_hand)])
 
 # %% [markdown]
+# <details><summary>Answers to questions 1 and 2</summary>
+#
 # So: **in the first step all four weights moved by 0.1.** Adam's first step is the learning rate, whatever the size of
 # the gradient; from the second step on m and v remember. And between the update and the all-gather **the two copies
 # disagreed**: each rank had moved only what it owns. That disagreement is not a mistake, it is what makes the
 # all-gather necessary.
+# </details>
 #
 # One more thing to see. NumPy prints 2.1, and so do texts about ZeRO, but fp16 has no such number:
 
@@ -140,6 +156,11 @@ zs.draw.table(["after step 1", "prints as", "is"], [
 # Question 3, by making it: `divisor=1`, with Adam and with plain gradient descent (*SGD*).
 
 # %%
+mean, total = (zs.Cluster(2).run(train_by_hand, adam, divisor)[0] for divisor in (2, 1))
+predictions.reveal(3, [np.sum(one["weights"] != other["weights"])
+                       for one, other in zip(mean, total, strict=True)])
+
+# %%
 rows = []
 for update in (adam, sgd):
     for divisor in (2, 1):
@@ -152,11 +173,14 @@ for update in (adam, sgd):
 zs.draw.table(["", "of", "step", "gradient", "m", "v", "master"], rows)
 
 # %% [markdown]
+# <details><summary>Answer to question 3</summary>
+#
 # **With Adam no weight is wrong, not in the first step and not in any other.** Twice the gradient makes m twice and
 # $\sqrt v$ twice as large, and Adam divides one by the other. Who compares weights alone finds nothing; gradient, m and
 # v say it at once, and so do SGD's weights. That is why the proof below compares m and v, too, and why there is a
 # second step: an Adam that forgets its moments shows nothing in the first one. In a shell, `zerosim replay --mistakes`
 # makes seven mistakes of this kind and says which numbers notice.
+# </details>
 #
 # ## What travelled
 #

@@ -42,8 +42,16 @@ import zerosim as zs
 # 3. Texts on mixed precision like this example: learning rate 0.001, gradient 0.00001, so that the update is 1e-8; fp16
 #    loses it, "in fp32 the value will change". For which weights is that true?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # the weight in the end, in fp32, fp16 and bf16, as [1.5, 1.2, 1]
+    2: ...,  # "added" or "subtracted"
+    3: ...,  # of 1, 0.5, 0.25 and 0.1 the set of those that 1e-8 more changes, as {1, 0.5}
+})
+
+# %% [markdown]
 # ## What a number is made of
 #
 # A floating-point number is a sign, an *exponent*, and a *mantissa*: $\pm 1.\text{mantissa} \cdot 2^{\text{exponent}}$.
@@ -132,17 +140,31 @@ for weight in (1, 0.5, 0.25, 0.1):
     for update in (1e-8, -1e-8):
         moved = float(add(weight, update, "fp32")) - float(np.float32(weight))
         rows.append((3, "fp32", f"{weight} {'+' if update > 0 else '-'} 1e-8", f"moves it by {moved:.3g}"))
+predictions.reveal(1, [float(row[3]) for row in rows[:3]])
+predictions.reveal(2, "added" if add(1, 0.0003, "fp16") == 1 else "subtracted")
+predictions.reveal(3, {w for w in (1, 0.5, 0.25, 0.1) if add(w, 1e-8, "fp32") != np.float32(w)})
+
+# %%
 zs.draw.table(("question", "format", "sum", ">comes to"), rows)
 
 # %% [markdown]
+# <details><summary>Answer to question 1</summary>
+#
 # **1.** In 16 bits nothing has happened at all, a thousand times. fp32 comes near to 1.1.
+# </details>
+#
+# <details><summary>Answer to question 2</summary>
 #
 # **2.** Upwards 0.0003 is lost, downwards it is kept. Below 1 the numbers lie twice as close as above it, and 1 -
 # 0.0003 moves to the nearest of them, by 0.000488.
+# </details>
+#
+# <details><summary>Answer to question 3</summary>
 #
 # **3.** Only for weights below 0.25 (and for 0.25 itself when one subtracts). At 0.5 and at 1 **fp32 loses the update
 # too**, so the sentence is wrong about the weights that one thinks of first. Also, learning rate times gradient is the
 # update of plain gradient descent; Adam's first update is about the learning rate, whatever the gradient (notebook 1).
+# </details>
 #
 # ## A master copy
 #

@@ -39,8 +39,17 @@ from zerosim.course.precision_runs import format_run_network, samples
 #    skipped although the gradients of all three are finite?
 # 4. Adam divides a gradient by its own size. What does the loss scale change in Adam's update?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # what is stored of each, as [1e-3, 1e-6, 5e-8, 0]
+    2: ...,  # True or False
+    3: ...,  # how many of the three ranks skip, and True or False, as [2, True]
+    4: ...,  # the share of the updated weights that change, from 0 to 1
+})
+
+# %% [markdown]
 # ## What becomes of small gradients
 
 # %%
@@ -49,12 +58,18 @@ for g in (1e-3, 1e-6, 5e-8, 2e-8):
     scaled = zs.round_to(np.float32(1024 * g), "fp16") / np.float32(1024)
     in_fp16, in_bf16 = (float(zs.round_to(g, name)) for name in ("fp16", "bf16"))
     rows.append((f"{g:.0e}", f"{in_fp16:.10g}", f"{in_bf16:.4g}", f"{scaled:.10g}"))
+predictions.reveal(1, [float(in_fp16) for _, in_fp16, *_ in rows])
+
+# %%
 zs.draw.table((">gradient", ">in fp16", ">in bf16", ">in fp16 with S = 1024, divided by it in fp32"), rows)
 
 # %% [markdown]
+# <details><summary>Answer to question 1</summary>
+#
 # **Subnormal numbers count.** Below 6.1e-5 there are fewer and fewer digits: 1e-6 is off by more than one percent, 5e-8
 # is rounded *up* to the smallest number, 5.96e-8, and only half of that and less becomes 0. With S = 1024 all four are
 # right to three digits or more. bf16 reaches as far down as fp32 and needs no scale.
+# </details>
 #
 # Now the gradients of a network. Its data are measured in a unit 1024 times as large as theirs, so that all numbers,
 # and with them the gradients, come out small; in large models one reason for small gradients is that the loss is a
@@ -79,12 +94,18 @@ for exponent in (0, 8, 16, 24, 32, 40):
     found = np.abs(gradients_of("fp16", 2.0**exponent))
     lost, small = (found == 0) & (exact != 0), (found > 0) & (found < zs.format_of("fp16").smallest_normal)
     rows.append((f"2^{exponent}", *(int(which.sum()) for which in (lost, small, ~np.isfinite(found)))))
+predictions.reveal(2, any(infinite < rows[0][3] for *_, infinite in rows))
+
+# %%
 zs.draw.table(("S", "lost", "with fewer bits", "inf or NaN"), rows, f"Of {P} gradients")
 
 # %% [markdown]
+# <details><summary>Answer to question 2</summary>
+#
 # Without a scale most of the gradients are damaged. A wide range of scales will do; beyond it they become infinite. So
 # **scaling helps against underflow and against nothing else.** Gradients that are too large are what it causes, and
 # has to notice. The often-heard "loss scaling avoids fp16's overflow" has it the wrong way round.
+# </details>
 #
 # ## The whole step
 #
@@ -147,6 +168,12 @@ def train_by_hand(rank):
 
 cluster = zs.Cluster(3)
 ranks = [seen for seen, _ in cluster.run(train_by_hand)]
+steps = list(zip(*ranks, strict=True))  # of each step, by rank: S, whether skipped, own overflow
+alone = next(of_ranks for of_ranks in steps if sum(bad for *_, bad in of_ranks) == 1)
+unseen = [of_ranks for of_ranks in steps if of_ranks[0][1] and not any(bad for *_, bad in of_ranks)]
+predictions.reveal(3, [sum(skip for _, skip, _ in alone), len(unseen) > 0])
+
+# %%
 before, rows = None, []
 for step, of_ranks in enumerate(zip(*ranks, strict=True), 1):
     (scale, skip, _), alone = of_ranks[0], [index for index, (*_, bad) in enumerate(of_ranks) if bad]
@@ -157,9 +184,12 @@ for step, of_ranks in enumerate(zip(*ranks, strict=True), 1):
 zs.draw.table(("step", "S", "ranks whose own gradients overflow", "what happens"), rows)
 
 # %% [markdown]
+# <details><summary>Answer to question 3</summary>
+#
 # **Who skips?** Everybody, always. In step 5 it is rank 2 alone whose gradients overflow. And in step 6 no rank's own
 # gradients do: it is their *sum* that fp16 cannot hold. Then the scale is small enough, until 16 good steps have passed
 # and it is doubled.
+# </details>
 #
 # The same training for longer, under two rules that are in use. PyTorch's (`torch`) is the one that we have just
 # written. That of DeepSpeed, a library for training on many GPUs, can be set to wait for a second overflow before it
@@ -173,8 +203,7 @@ zs.draw.loss_scale(steps=80)
 #
 # ## What Adam sees of it
 #
-# Question 4: nothing, if S is a power of two. Even where nobody divides by S, three steps of Adam give the same bits,
-# apart from the ε in its denominator, which is 0 here:
+# Question 4, without the ε in Adam's denominator, and where nobody divides by S: three steps of Adam and of SGD.
 
 # %%
 def after_three_steps(rank, optimizer, scale):
@@ -187,13 +216,22 @@ def after_three_steps(rank, optimizer, scale):
     return w
 
 
+plain, scaled = (zs.Cluster(1).run(after_three_steps, zs.optim.Adam(lr=3e-4, epsilon=0.0), scale)[0]
+                 for scale in (1, 1024))
+predictions.reveal(4, np.mean(plain != scaled))
+
+# %%
+print("measured:")
 for optimizer in (zs.optim.Adam(lr=3e-4, epsilon=0.0), zs.optim.SGD(lr=3e-4)):
     plain, scaled = (zs.Cluster(1).run(after_three_steps, optimizer, scale)[0] for scale in (1, 1024))
     print(f"{type(optimizer).__name__}: {np.mean(plain == scaled):.0%} of the weights have the same bits")
 
 # %% [markdown]
-# Dividing by S still matters: for ε, for other optimizers, and because S changes from step to step while m and v
-# remember earlier ones.
+# <details><summary>Answer to question 4</summary>
+#
+# **Nothing, if S is a power of two**: three steps of Adam give the same bits. Dividing by S still matters: for ε, for
+# other optimizers, and because S changes from step to step while m and v remember earlier ones.
+# </details>
 #
 # ## What scaling cannot do
 #

@@ -44,8 +44,16 @@ import zerosim as zs
 # 2. Does every rank get the same three?
 # 3. A gradient has 1 GB. What does each of 4 ranks send in an all-reduce? And each of 64?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # as [2050, 2050, 2050]
+    2: ...,  # True or False
+    3: ...,  # GB that a rank sends, of 4 ranks and of 64, as [1, 1]
+})
+
+# %% [markdown]
 # ## The reduce-scatter by hand
 #
 # Each rank cuts its vector into N chunks; in the end rank $c$ shall have chunk $c$ of the sum. In each of N-1 steps
@@ -101,16 +109,28 @@ def three_ranks(rank):
     return all_reduce_by_hand(rank, np.full(3, (2048, 1, 1)[rank.index], np.float16))
 
 
-for index, total in enumerate(zs.Cluster(3).run(three_ranks)):
+totals = zs.Cluster(3).run(three_ranks)
+predictions.reveal(1, totals[0])
+predictions.reveal(2, all(total.tobytes() == totals[0].tobytes() for total in totals))
+
+# %%
+print("measured:")
+for index, total in enumerate(totals):
     print(f"rank {index}: {total.tolist()}")
 
 # %% [markdown]
+# <details><summary>Answer to question 1</summary>
+#
 # So: **2050, 2048, 2048.** Chunk 0 was added as $(1 + 1) + 2048 = 2050$, which is exact. Chunk 1 was $(1 + 2048) + 1$
 # and chunk 2 was $(2048 + 1) + 1$: there each 1 came alone to a number that has no room for it, and was rounded away.
 # Addition of rounded numbers is not associative.
+# </details>
+#
+# <details><summary>Answer to question 2</summary>
 #
 # And **every rank got the same**: a chunk is added up in one place and then copied. That is why ranks that train
 # together do not drift apart.
+# </details>
 #
 # The same in a picture, for four ranks. A cell lists the ranks whose vectors have been added in it; watch chunk 0 walk
 # from rank 1 round to rank 0. (With a kernel you can turn N.)
@@ -164,17 +184,27 @@ for ranks in (2, 4, 8, 64):
         sent[algorithm] = [nbytes / 1e6 for nbytes in cluster.trace.sent_nbytes()]
     rows.append((ranks, f"{sent['naive'][0]:.1f}", f"{sent['naive'][1]:.1f}", f"{max(sent['ring']):.3f}",
                  2 * (ranks - 1)))
+predictions.reveal(3, [float(row[3]) for row in rows if row[0] in (4, 64)])
+
+# %%
 zs.draw.table(("ranks", ">naive: rank 0", ">naive: the others", ">ring: everyone", "ring: in steps"), rows,
               "Sent by one rank (MB)")
 
 # %% [markdown]
 # On the ring a rank sends N-1 of the N chunks in the reduce-scatter and N-1 in the all-gather, together
 #
-# $$2\,\frac{N-1}{N}\ \text{of the vector:}$$
+# $$2\,\frac{N-1}{N}\ \text{of the vector.}$$
 #
-# with 1 GB that is **1.5 GB on 4 ranks and 1.97 GB on 64**. The often-heard "twice" is the limit for many ranks. What
-# does grow is the number of steps, $2(N-1)$, and each step takes at least the time that a message needs to get anywhere
-# at all, its *latency*. For short vectors on many ranks that is what counts, and there are other algorithms for it.
+# The often-heard "twice" is the limit for many ranks.
+#
+# <details><summary>Answer to question 3</summary>
+#
+# With 1 GB that is **1.5 GB on 4 ranks and 1.97 GB on 64**.
+# </details>
+#
+# What does grow is the number of steps, $2(N-1)$, and each step takes at least the time that a message needs to get
+# anywhere at all, its *latency*. For short vectors on many ranks that is what counts, and there are other algorithms
+# for it.
 #
 # ## Try it
 #

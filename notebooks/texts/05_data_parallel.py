@@ -50,8 +50,16 @@ def batch(index, step):
 # 3. Instead of one rank you take four. By how much does the memory shrink that each needs for the model's weights,
 #    gradients and optimizer state?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # how many times as far the weights move then, with SGD and with Adam, as [2, 2]
+    2: ...,  # 100 if one adds first, 0.00002 if one divides first, as [100, 2e-5]; np.inf is one too
+    3: ...,  # how many times as much memory a rank needs alone as it does among four
+})
+
+# %% [markdown]
 # ## A model by hand
 #
 # Forward keeps the input of each layer; backward goes from the last layer to the first. Adam is three lines.
@@ -151,15 +159,21 @@ def way(weights):
 
 runs = {update: [zs.Cluster(4).run(train_by_hand, update, average)[0] for average in (True, False)]
         for update in (sgd, adam)}
+predictions.reveal(1, [way(wrong[0]) / way(right[0]) for right, wrong in runs.values()], within=0.5)
+
+# %%
 zs.draw.table(["without the division", "weights move", "m is larger"], [
     (update.__name__, f"{way(wrong[0]) / way(right[0]):.3f} times as far",
      f"{np.abs(wrong[1][0]).sum() / np.abs(right[1][0]).sum():.3f} times" if update is adam else "-")
     for update, (right, wrong) in runs.items()])
 
 # %% [markdown]
+# <details><summary>Answer to question 1</summary>
+#
 # **SGD's steps are four times too long** (and lead less than four times as far only because the model learns on the
 # way); **Adam's weights do not notice**, since Adam divides by the gradient's own size; only m and v do. There the
 # mistake sleeps until someone clips gradients by their norm, adds weight decay to them, or compares two runs.
+# </details>
 #
 # Question 2 is about *where* one divides. In 16 bits it matters:
 
@@ -169,15 +183,24 @@ def mean_of(rank, value, rule):
     return rank.all_reduce(np.full(1, value, np.float16), op="mean", average=rule)[0]
 
 
+predictions.reveal(2, [zs.Cluster(1024).run(mean_of, value, rule)[0] for value, rule in (
+    (100, "sum_then_divide"), (0.00002, "divide_then_sum"))])
+
+# %%
 zs.draw.table(["rule", "mean of 1024 times 100", "of 1024 times 0.00002"], [
     (rule, *(str(zs.Cluster(1024).run(mean_of, value, rule)[0]) for value in (100, 0.00002)))
     for rule in ("sum_then_divide", "divide_then_sum", "split")])
 
 # %% [markdown]
-# **The sum overflows to infinity; dividing first makes small gradients 0.** `split` divides by 32 before the sum and by
-# 32 after it. (That finite means are a few per cent off has another cause: 1023 additions, each rounded to fp16.) The
-# engine adds in the 16-bit format and divides in fp32, and leaves it to *loss scaling*, the subject of notebook 3, to
-# keep gradients in the middle of the range. DDP in PyTorch divides first: another way, other bits.
+# <details><summary>Answer to question 2</summary>
+#
+# **The sum overflows to infinity; dividing first makes small gradients 0.**
+# </details>
+#
+# `split` divides by 32 before the sum and by 32 after it. (That finite means are a few per cent off has another cause:
+# 1023 additions, each rounded to fp16.) The engine adds in the 16-bit format and divides in fp32, and leaves it to
+# *loss scaling*, the subject of notebook 3, to keep gradients in the middle of the range. DDP in PyTorch divides first:
+# another way, other bits.
 #
 # ## What every rank holds
 #
@@ -190,13 +213,19 @@ def held(found):
     return sum(array.nbytes for arrays in (weights, weights, m, v) for array in arrays)
 
 
+predictions.reveal(3, held(zs.Cluster(1).run(train_by_hand)[0]) / held(by_hand[0]))
+
+# %%
 zs.draw.table(["N", "bytes on each rank", "per parameter"], [
     (ranks, held(zs.Cluster(ranks).run(train_by_hand)[0]),
      held(zs.Cluster(ranks).run(train_by_hand)[0]) / MODEL.parameter_count) for ranks in (1, 2, 4)])
 
 # %% [markdown]
+# <details><summary>Answer to question 3</summary>
+#
 # **It does not shrink at all**: 16 bytes for each parameter on every rank, 4 each for weight, gradient and Adam's two
 # moments. With 16-bit weights and a master it is 16 again, 2 + 2 + 4 + 8 (notebook 1).
+# </details>
 #
 # In the picture: what one rank holds, alone and among four; at rest, and at its *peak*, the fullest moment of a step.
 # Hatched is what is there in passing; notebook 9 gives each of it a name. Stage 0 is this notebook; the other three are

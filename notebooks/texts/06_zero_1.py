@@ -51,8 +51,16 @@ def batch(index, step):
 #    64 ranks? And on 6400?
 # 3. Are the weights the same as without ZeRO? To how many digits?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # how many times as much as stage 0
+    2: ...,  # GB on 64 ranks and on 6,400, as [60, 1]
+    3: ...,  # True or False: the same to the last bit
+})
+
+# %% [markdown]
 # ## The model by hand, in 16 bits
 #
 # As in notebook 5, but for the rounding: a matrix product adds in fp32 and is rounded to bf16 once, as on a GPU.
@@ -143,26 +151,43 @@ def held(found):
 
 
 sent = [cluster.trace.sent_nbytes(purpose)[0] // STEPS for purpose in ("gradients", "parameters")]
+predictions.reveal(1, sum(sent) / (2 * 2 * P * 3 // 4))
+
+# %%
 zs.draw.table(["N = 4", "held", "sent for gradients", "for weights", "together"], [
     ("stage 0, by formula", 16 * P, 2 * 2 * P * 3 // 4, 0, 2 * 2 * P * 3 // 4),
     ("stage 1, by hand", held(by_hand[0]), *sent, sum(sent))])
 
 # %% [markdown]
+# <details><summary>Answer to question 1</summary>
+#
 # **Not one byte more is sent.** The all-reduce of stage 0 already consisted of these two halves; stage 1 puts the
 # update in between and lets the second half carry weights instead of gradients. It would be otherwise if one
 # all-reduced the gradients, then took one's slice, and then gathered the weights: half as much again, and some programs
 # do that: PyTorch's `ZeroRedundancyOptimizer` under DDP, whose slices are whole tensors.
+# </details>
 #
 # Question 2, by the formula: 2 bytes of weight and 2 of gradient stay on every rank, and 12/N are its share of the
 # rest.
 
 # %%
+def gb(ranks):
+    """GB at rest on each rank of stage 1, with 7.5 billion parameters."""
+    return 7.5 * (4 + 12 / ranks)
+
+
+predictions.reveal(2, [gb(64), gb(6400)])
+
+# %%
 zs.draw.table(["7.5e9 parameters on N ranks", "GB on each"],
-              [(f"{ranks:,}", round(7.5 * (4 + 12 / ranks), 2)) for ranks in (1, 4, 64, 6400)])
+              [(f"{ranks:,}", round(gb(ranks), 2)) for ranks in (1, 4, 64, 6400)])
 
 # %% [markdown]
+# <details><summary>Answer to question 2</summary>
+#
 # 31.4 GB on 64 ranks, and **a hundred times as many ranks save little more**: what is not sharded stays. Stages 2 and 3
 # are about those 4 bytes.
+# </details>
 
 # %%
 zs.draw.memory(worlds=(4, 16))
@@ -181,8 +206,12 @@ zs.draw.memory(worlds=(4, 16))
 # ## Proof
 #
 # By hand and by the package's engine at stage 1: the same bits in weights, master and moments, the same bytes held at
-# rest and the same bytes sent, for 1 to 8 ranks. And stage 0 has the same weights, to the last bit: that answers
-# question 3.
+# rest and the same bytes sent, for 1 to 8 ranks. And stage 0, for question 3.
+#
+# <details><summary>Answer to question 3</summary>
+#
+# **All digits**: they have the bits of stage 0.
+# </details>
 
 # %%
 def train_by_engine(rank, stage):
@@ -194,6 +223,12 @@ def train_by_engine(rank, stage):
     return [[state[key] for state in states] for key in ("parameter", "master", "m", "v")], held_nbytes
 
 
+stage_0 = zs.Cluster(4).run(train_by_engine, 0)[0][0][0]
+predictions.reveal(3, all(one.tobytes() == other.tobytes()
+                          for one, other in zip(by_hand[0][0], stage_0, strict=True)))
+
+# %%
+print("measured:")
 for ranks in (1, 2, 3, 4, 5, 8):
     hand, engine, plain = (zs.Cluster(ranks) for _ in range(3))
     mine, theirs = hand.run(train_by_hand), engine.run(train_by_engine, 1)

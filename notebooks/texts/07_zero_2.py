@@ -54,8 +54,16 @@ def batches(index, step, k):
 #    does it send for k = 8, compared with stage 1?
 # 3. Do stages 1 and 2 give the same bits? For k = 1? For k = 2?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # bytes of stage 2 and of stage 1, where P = 960, as [1920, 1920]
+    2: ...,  # how many times as much as stage 1
+    3: ...,  # True or False, for k = 1 and for k = 2, as [False, False]
+})
+
+# %% [markdown]
 # ## The model by hand, layer by layer
 #
 # The model of notebook 6, now with a function for each layer's way forward and back, since stage 2 does something in
@@ -136,16 +144,22 @@ zs.draw.table(["whole gradient of", "", "bytes"],
 # One lives at a time. That is all of stage 2. And what a rank holds of gradients at most:
 
 # %%
+predictions.reveal(1, [by_hand[0][4], 2 * (P + P // 4)])
+
+# %%
 zs.draw.table(["N = 4", "gradients at most, bytes"], [
     ("a whole gradient", 2 * P), ("one layer's", 2 * FIRST[0].size),
     ("stage 1: a whole one and a chunk of the sum, 2(P + P/4)", 2 * (P + P // 4)),
     ("stage 2 by hand", by_hand[0][4])])
 
 # %% [markdown]
+# <details><summary>Answer to question 1</summary>
+#
 # Stage 2 holds **2(P/N + one layer) bytes, here 480 + 240**. Stage 1 holds more than the whole gradient: its own local
 # one, and its chunk of the sum. The smaller a layer is beside the model, the nearer stage 2 comes to P/N. (PyTorch and
 # DeepSpeed reduce several layers together, in *buckets*, to send fewer and larger messages. Then "one layer" is a
 # bucket.)
+# </details>
 #
 # In the picture: the gradients that a rank holds in the course of a step, on the clock of a made-up machine. In stage 2
 # each hatched band is one layer's gradient: it comes with that layer's backward and goes with its reduction.
@@ -166,13 +180,19 @@ def sent_in_a_step(k):
     return cluster.trace.sent_nbytes()[0] // STEPS
 
 
+predictions.reveal(2, sent_in_a_step(8) / (2 * 2 * P * 3 // 4))
+
+# %%
 zs.draw.table(["k", "stage 1, by formula", "stage 2, by hand", "times"], [
     (k, 2 * 2 * P * 3 // 4, sent_in_a_step(k), sent_in_a_step(k) / (3 * P))
     for k in (1, 2, 8)])
 
 # %% [markdown]
+# <details><summary>Answer to question 2</summary>
+#
 # Reductions k times instead of once, and one gather of weights: **(k+1)/2 times as much, 4.5 times for k = 8**. "ZeRO-2
 # costs no communication" is true for k = 1.
+# </details>
 #
 # ## Micro-batches: the order of additions
 #
@@ -195,11 +215,17 @@ for k in (1, 2, 8):
     stage_1, stage_2 = map(wide, zs.Cluster(4).run(both_orders, k)[0])
     apart = np.linalg.norm(stage_1 - stage_2) / np.linalg.norm(stage_1)
     rows.append((k, f"{np.mean(stage_1 != stage_2):.1%}", f"{apart:.2%}"))
+predictions.reveal(3, [differ == "0.0%" for _, differ, _ in rows[:2]])
+
+# %%
 zs.draw.table(["k", "sums that differ", "length of the difference, beside that of the sum"], rows)
 
 # %% [markdown]
+# <details><summary>Answer to question 3</summary>
+#
 # **Equal to the last bit for k = 1, and not for k = 2.** Neither order is right, each sum is within its roundings; but
 # bf16 rounds coarsely, and each step goes on from where the one before has ended.
+# </details>
 #
 # ## Try it
 #

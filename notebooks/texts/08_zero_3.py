@@ -55,8 +55,17 @@ def batch(index, step):
 # 3. After the update, stages 1 and 2 gather the new weights. Does stage 3?
 # 4. Do the results change in the last bit?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # how many times as much as stage 2
+    2: ...,  # a number
+    3: ...,  # True or False
+    4: ...,  # True or False
+})
+
+# %% [markdown]
 # ## The model by hand, layer by layer
 #
 # As in notebook 7.
@@ -128,8 +137,11 @@ def train_by_hand(rank):
 
 
 # %% [markdown]
-# Question 3: **no.** The next forward gathers anyway, layer by layer. So stage 3 has no all-gather after the update,
-# and no second copy of any weight.
+# <details><summary>Answer to question 3</summary>
+#
+# **No.** The next forward gathers anyway, layer by layer. So stage 3 has no all-gather after the update, and no second
+# copy of any weight.
+# </details>
 
 # %%
 def held(found):
@@ -142,6 +154,12 @@ cluster = zs.Cluster(4)
 by_hand = cluster.run(train_by_hand)
 peak = cluster.memory[0].peak_nbytes_of(["gathered_parameter"])
 sent = [cluster.trace.sent_nbytes(purpose)[0] // STEPS for purpose in ("gradients", "parameters")]
+gathers = len(cluster.trace[0].collectives("all_gather", "parameters")) // STEPS
+predictions.reveal(1, sum(sent) / (2 * 2 * P * 3 // 4))
+predictions.reveal(2, peak / (2 * FIRST[0].size))
+predictions.reveal(3, gathers > 2 * len(FIRST))  # more than each layer's, in forward and in backward
+
+# %%
 columns = ["N = 4, bytes on each rank", "at rest", "whole weights", "sent for gradients", "for weights"]
 zs.draw.table(columns, [
     ("stage 0, by formula", 16 * P, 2 * P, 2 * 2 * P * 3 // 4, 0),
@@ -150,9 +168,14 @@ zs.draw.table(columns, [
     ("stage 3, by hand", held(by_hand[0]), peak, *sent)])
 
 # %% [markdown]
-# Every collective sends $(N-1)/N$ of the vector, here three quarters. So stage 3 sends **one and a half times as much
-# as the others**: 3 · 0.75 times the model where they send 2 · 0.75. "Three times the model" is the limit for many
-# ranks. And **one layer at a time** is whole on a rank: 240 bytes of 1,920.
+# Every collective sends $(N-1)/N$ of the vector, here three quarters.
+#
+# <details><summary>Answers to questions 1 and 2</summary>
+#
+# So stage 3 sends **one and a half times as much as the others**: 3 · 0.75 times the model where they send 2 · 0.75.
+# "Three times the model" is the limit for many ranks. And **one layer at a time** is whole on a rank: 240 bytes of
+# 1,920.
+# </details>
 #
 # ## The price in messages
 #
@@ -184,7 +207,12 @@ zs.draw.timeline(stage=3, options=options)
 # ## Proof
 #
 # By hand and by the package's engine at stage 3: the same bits, the same bytes sent and the same peak of gathered
-# weights, for 1 to 8 ranks. And question 4: the bits of stage 0.
+# weights, for 1 to 8 ranks. And question 4: stage 0.
+#
+# <details><summary>Answer to question 4</summary>
+#
+# **No**: they have the bits of stage 0.
+# </details>
 
 # %%
 def train_by_engine(rank, stage):
@@ -197,6 +225,13 @@ def train_by_engine(rank, stage):
     return [[state[key] for state in states] for key in ("parameter", "master", "m", "v")], nbytes
 
 
+plain = zs.Cluster(4).run(train_by_engine, 0)[0][0]
+whole = [np.concatenate(parts) for parts in zip(*(masters for _, masters, *_ in by_hand), strict=True)]
+predictions.reveal(4, any(one.tobytes() != other.tobytes()
+                          for one, other in zip(whole, plain[1], strict=True)))
+
+# %%
+print("measured:")
 for ranks in (1, 2, 3, 4, 5, 8):
     hand, package, plain = (zs.Cluster(ranks) for _ in range(3))
     mine, theirs = hand.run(train_by_hand), package.run(train_by_engine, 3)

@@ -52,8 +52,17 @@ def one_step(rank, stage, rows):
 # 3. The batch gets 16 times as large. What does the choice of the stage still matter?
 # 4. A device has exactly as many bytes as the peak. And if it has one byte less?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # "forward", "loss", "last layer", "first layer" (both in backward) or "update"
+    2: ...,  # a set out of "parameter", "gathered_parameter", "activation" and "communication_buffer"
+    3: ...,  # the share of stage 0's bytes that stage 3 still saves, from 0 to 1
+    4: ...,  # True or False: the step still runs
+})
+
+# %% [markdown]
 # ## The same training, on fewer bytes
 #
 # First, what all four stages agree on. A small network learns under each of them, on four ranks:
@@ -104,16 +113,24 @@ def held_at(row):
 
 fullest = max((life.born for life in lives), key=held_at)
 assert held_at(fullest) == memory.peak_nbytes
+born_in = " ".join(next(life.born_in for life in lives if life.born == fullest))
+places = {f"forward layer{LAYERS - 1}": "forward", "loss": "loss", "backward layer0": "first layer",
+          f"backward layer{LAYERS - 1}": "last layer"}
+predictions.reveal(1, places.get(born_in, "update"))
+
+# %%
 rows = [(life.kind, life.name, "/".join(life.born_in) or "before forward", life.nbytes)
         for life in lives if life.lives_at(fullest)]
 zs.draw.table(("kind", "array", "lives since", "bytes"), [*rows[-12:], ("all", "", "", held_at(fullest))],
               f"The youngest 12 of the {len(rows)} arrays at the peak, and all together")
 
 # %% [markdown]
-# That answers question 1 for this batch: **the backward of the last layer**, when its gradient is being reduced. All
-# other layers' inputs are still there (and one bit for each number that went through a ReLU), the layer's weights are
-# whole, so is its gradient, the ring has its two buffers, and two gradients of activations meet: the one that came in
-# and the one that goes out.
+# <details><summary>Answer to question 1</summary>
+#
+# **The backward of the last layer**, when its gradient is being reduced. All other layers' inputs are still there (and
+# one bit for each number that went through a ReLU), the layer's weights are whole, so is its gradient, the ring has its
+# two buffers, and two gradients of activations meet: the one that came in and the one that goes out.
+# </details>
 #
 # ## By formulas
 #
@@ -175,16 +192,28 @@ def line(rows, stage):
     return rows, stage, rests, sum(held.values()), name
 
 
+few, many = (fullest_of(estimate(3, ranks, 4))[1] for ranks in (4, 8))
+kinds = "parameter", "gathered_parameter", "activation", "communication_buffer"
+predictions.reveal(2, {kind for kind in kinds if many[kind] < few[kind]})
+predictions.reveal(3, 1 - line(64, 3)[3] / line(64, 0)[3], within=0.25)
+
+# %%
 zs.draw.table(("rows", "stage", "at rest (bytes)", "at most (bytes)", "at the"),
               [line(rows, stage) for rows in (1, 4, 64) for stage in zs.STAGES])
 
 # %% [markdown]
-# Question 3: with one row the stage is what counts; stage 0 holds 3.4 times as much as stage 3. With 64 rows the peak
-# of stage 3 is **four times what it has at rest**, it moves to the loss, and the whole of ZeRO saves less than half.
-# ZeRO does nothing about activations: each rank has a batch of its own. That is the next notebook's subject.
+# <details><summary>Answer to question 3</summary>
+#
+# With one row the stage is what counts; stage 0 holds 3.4 times as much as stage 3. With 64 rows the peak of stage 3 is
+# **four times what it has at rest**, it moves to the loss, and the whole of ZeRO saves less than half. ZeRO does
+# nothing about activations: each rank has a batch of its own. That is the next notebook's subject.
+# </details>
+#
+# <details><summary>Answer to question 2</summary>
 #
 # And question 2: weights at rest shrink with N, and so do the ring's buffers, whose chunks are $u/N$ long. Gathered
 # weights do not, they are a whole layer; activations do not either.
+# </details>
 #
 # ## A real model
 #
@@ -213,10 +242,22 @@ zs.draw.measured(config, stage=3)
 # ## Proof
 #
 # Estimate and measurement: the same bytes of every kind at the peak, for all stages, 1 to 8 ranks and two batches, on
-# every rank. And question 4: a device with exactly that capacity does the step, to the same bits; one with a byte less
-# does not, and says what it holds.
+# every rank. And question 4: the step on a device with exactly that capacity, to the same bits, and with a byte less.
+#
+# <details><summary>Answer to question 4</summary>
+#
+# **It does not run**, and says what it holds.
+# </details>
 
 # %%
+try:
+    runs = bool(zs.Cluster(4, capacity_nbytes=memory.peak_nbytes - 1).run(one_step, 3, 4))
+except zs.OutOfMemoryError:
+    runs = False
+predictions.reveal(4, runs)
+
+# %%
+print("measured:")
 for ranks in (1, 2, 3, 4, 5, 8):
     for stage in zs.STAGES:
         for rows in (1, 64):

@@ -59,8 +59,18 @@ def tokens(index):
 # 4. Under ZeRO-3 a layer's weights are there only while it computes. Does recomputation cost messages?
 # 5. Which of all this changes the gradients in the last bit?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # "QKV", "probabilities", "attention output", "pre-GELU" or "post-GELU"
+    2: ...,  # the share of operations that comes on top, and how many times less is kept, as [1, 10]
+    3: ...,  # of 32 blocks, every how many-th: 6?
+    4: ...,  # True or False, for `block` and for `segment(2)`, as [True, True]
+    5: ...,  # the set of those, out of "selective", "tiled", "sub_block" and "block" (below)
+})
+
+# %% [markdown]
 # ## What one block keeps
 #
 # We run one block forward on a rank, throw nothing away that backward needs, and look which arrays are alive
@@ -93,16 +103,25 @@ zs.draw.table(["kept", "bytes", "times the input"], [
 # LayerNorms are not there: they are always computed again.
 #
 # That makes **14·BLd + BHL²** numbers. All but one grow with the sequence's length. The probabilities grow with its
-# square; in the large block they are more than half of it, which answers question 1:
+# square. Of the large block, for question 1:
 
 # %%
 whole = activations.kept(activations.EXAMPLE).nbytes
+tensors = activations.tensors(activations.EXAMPLE)
+predictions.reveal(1, max(tensors, key=lambda name: tensors[name].nbytes))
+
+# %%
 zs.draw.table(["of the large block", "MB"], [
     *((name, round(tensor.nbytes / 1e6, 2))
-      for name, tensor in activations.tensors(activations.EXAMPLE).items()),
+      for name, tensor in tensors.items()),
     ("a block", round(whole / 1e6, 2)), ("32 blocks", round(32 * whole / 1e6, 2))])
 
 # %% [markdown]
+# <details><summary>Answer to question 1</summary>
+#
+# **The probabilities**: more than half of what the block keeps.
+# </details>
+#
 # ## What it costs to make them again
 #
 # Each from what is kept beside it, as bytes saved for each operation:
@@ -156,15 +175,26 @@ for recompute in ("none", "selective", "tiled", "sub_block", "block", "segment(2
         unchanged, once = gradient, flops(cluster.trace[0])
     rows.append((recompute, kept, peak, f"{flops(cluster.trace[0]) / once - 1:+.1%}",
                  f"{np.mean(gradient != unchanged):.1%}"))
+predictions.reveal(2, [next(float(operations.rstrip("%")) / 100 for name, _, _, operations, _ in rows
+                            if name == "block"), whole / tensors["LayerNorm 1 input"].nbytes], within=0.05)
+predictions.reveal(5, {name for name, *_, differ in rows[:-1] if differ != "0.0%"})
+
+# %%
 zs.draw.table(["policy", "bytes kept", "at most", ">operations", ">gradients that differ"], rows)
 
 # %% [markdown]
-# Question 5: **no policy changes a bit, but for `tiled`.** Who runs the same operations on the same numbers a second
-# time gets the same results. A tiled softmax is another sequence of operations: it rounds elsewhere and adds in another
-# order. (That does not make it less exact.)
+# <details><summary>Answer to question 5</summary>
 #
-# Question 2: `block` costs **a third more**: forward runs twice, where forward and backward together were three times
-# forward. And of the large block it keeps a 30th, 67 of 2,013 MB.
+# **No policy changes a bit, but for `tiled`.** Who runs the same operations on the same numbers a second time gets the
+# same results. A tiled softmax is another sequence of operations: it rounds elsewhere and adds in another order. (That
+# does not make it less exact.)
+# </details>
+#
+# <details><summary>Answer to question 2</summary>
+#
+# `block` costs **a third more**: forward runs twice, where forward and backward together were three times forward. And
+# of the large block it keeps a 30th, 67 of 2,013 MB.
+# </details>
 #
 # ## By hand, under ZeRO-3
 #
@@ -231,13 +261,21 @@ for k in (1, 2, 4, 8):
     _, most = cluster.run(by_hand, k)[0]
     gathers = [getattr(row, "purpose", "") for row in cluster.trace[0].rows].count("parameters")
     rows.append((f"segment({k})", most, gathers, cluster.trace.sent_nbytes("parameters")[0]))
+predictions.reveal(4, [gathers > 2 * len(MATRICES) for _, _, gathers, _ in rows[:2]])
+
+# %%
 zs.draw.table(["policy", "inputs held at most", "all-gathers of weights", "bytes sent for weights"], rows)
 
 # %% [markdown]
-# Question 4: **it can cost messages.** A layer that runs forward again needs its weights again. `segment(1)` has none
-# of that, since each layer's input is there; a segment of k layers gathers k-1 of them once more. And there is a best
-# k: with few segments few inputs are kept, but while a segment goes back, all that it has computed again is there at
-# once. (Here, where a layer keeps no more than its input, that is √8 or near it. Wait for the transformer.)
+# <details><summary>Answer to question 4</summary>
+#
+# **It can cost messages.** A layer that runs forward again needs its weights again. `segment(1)` has none of that,
+# since each layer's input is there; a segment of k layers gathers k-1 of them once more.
+# </details>
+#
+# And there is a best k: with few segments few inputs are kept, but while a segment goes back, all that it has computed
+# again is there at once. (Here, where a layer keeps no more than its input, that is √8 or near it. Wait for the
+# transformer.)
 #
 # ## How much of it, and for how long sequences
 #
@@ -257,6 +295,11 @@ zs.draw.activations()
 # The popular √n takes it that the inside of a block weighs as much as its input. But it weighs 30 times as much:
 
 # %%
+predictions.reveal(3, min((1, 2, 3, 4, 6, 8, 16, 32), key=lambda k: activations.peak_nbytes(
+    activations.EXAMPLE, 32, f"segment({k})").nbytes))
+
+# %%
+print("measured:")
 print(f"best k by formula, √(n·input/inside): {activations.best_segment(activations.EXAMPLE, 32):.2f}; "
       f"√32 is {32**0.5:.2f}")
 zs.draw.table(["policy", "GB at most"], [
@@ -264,7 +307,10 @@ zs.draw.table(["policy", "GB at most"], [
     for policy in map("segment({})".format, (1, 2, 3, 4, 6, 8, 16, 32))])
 
 # %% [markdown]
-# Question 3: **no, every single one.** And at stage 3 longer segments cost messages too.
+# <details><summary>Answer to question 3</summary>
+#
+# **No, every single one.** And at stage 3 longer segments cost messages too.
+# </details>
 #
 # ## Try it
 #

@@ -47,8 +47,17 @@ print(f"{INFINIBAND.name}: α = {INFINIBAND.latency_seconds * 1e6:g} µs, "
 #    as each other. How much of the communication is left to wait for? What can never be hidden?
 # 4. A program reads a gradient after it has asked for its reduction and before that is done. What does it see?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # how many times as long
+    2: ...,  # a number of ranks
+    3: ...,  # the share of it, from 0 to 1
+    4: ...,  # the number: 4 ranks add up [1], each into an out= of [0]; np.nan is a number too
+})
+
+# %% [markdown]
 # ## A ring in seconds
 #
 # A ring's all-reduce is $2(N-1)$ steps (notebook 4), and in each of them everyone sends a chunk of $n/N$ bytes:
@@ -80,12 +89,22 @@ for ranks, nbytes in ((8, 25_600_000), (64, 25_600_000), (64, 25_600), (256, 25_
                replayed_seconds(nbytes, ranks, INFINIBAND))
     rows.append((ranks, nbytes, *(f"{1e3 * found:.4f}" for found in seconds),
                  f"{by_plan.latency_seconds / by_plan.seconds:.0%}"))
+pieces, whole = (replayed_seconds(nbytes, 64, INFINIBAND) for nbytes in (25_600, 25_600_000))
+predictions.reveal(1, 1000 * pieces / whole, within=0.25)
+mostly = (n for n in range(2, 257) for found in [planned(25_600_000, n, INFINIBAND)]
+          if found.latency_seconds > found.seconds / 2)
+predictions.reveal(2, next(mostly), within=0.1)
+
+# %%
 zs.draw.table(("N", "bytes", ">by hand (ms)", ">by zs.planning (ms)", ">replayed (ms)", ">latency"), rows)
 
 # %% [markdown]
-# Question 1: on 64 ranks **one piece takes 2.8 ms, a thousand pieces take 1,000 · 1.76 ms**, almost two seconds. A
-# piece of 25.6 kB is all latency: even its full thousandfold in bytes would take only 1.6 times as long. That is why
-# everybody reduces in buckets.
+# <details><summary>Answer to question 1</summary>
+#
+# On 64 ranks **one piece takes 2.8 ms, a thousand pieces take 1,000 · 1.76 ms**, almost two seconds. A piece of 25.6 kB
+# is all latency: even its full thousandfold in bytes would take only 1.6 times as long. That is why everybody reduces
+# in buckets.
+# </details>
 #
 # Question 2 is the *latency wall*. A ring's latency grows with N, what it transfers hardly does, so there is an N from
 # which on latency rules, $N = n/\alpha\beta$. Seen the other way, on N ranks it rules below $n = N\alpha\beta$ bytes.
@@ -94,10 +113,13 @@ zs.draw.table(("N", "bytes", ">by hand (ms)", ">by zs.planning (ms)", ">replayed
 zs.draw.latency_wall()
 
 # %% [markdown]
+# <details><summary>Answer to question 2</summary>
+#
 # For 26 MB **the wall stands at 37 ranks**. Other algorithms need $\log_2 N$ steps in place of $N$. Trees send the
 # whole vector in each; *halving and doubling* sends as little as a ring, and in this model it never loses, as long as
 # N is a power of two. Real rings are better than the model: they cut chunks into smaller pieces that follow each other
 # like wagons, so that a link is busy while the next step begins.
+# </details>
 #
 # ## Buckets
 #
@@ -155,9 +177,13 @@ zs.draw.table((">bucket", "reduce-scatters", ">time (µs)", ">waiting (µs)", "o
 #
 # With `async_op=True` a collective returns at once, with a handle. Its `wait()` blocks until the result is there. In
 # between the program may do what it likes, but for two things: change what it handed over, or read what it has not got.
-# (Question 4: here it sees NaN in its `out=` until its own `wait`, on any schedule, since what arrives is hidden in a
-# second copy until then. On a GPU, as here with `copy_in_flight=False`, it sees whatever is there by then: mostly the
-# right thing, and rarely not.)
+#
+# <details><summary>Answer to question 4</summary>
+#
+# Here it sees **NaN** in its `out=` until its own `wait`, on any schedule, since what arrives is hidden in a second
+# copy until then. On a GPU, as here with `copy_in_flight=False`, it sees whatever is there by then: mostly the right
+# thing, and rarely not.
+# </details>
 #
 # So backward issues a layer's reduction, goes back through the next layer, and only then waits. One reduction is under
 # way at a time.
@@ -211,16 +237,34 @@ for title, overlap in (("Waiting", False), ("Overlapped", True)):
     runs[title], found = cluster.trace, on_the_clock(cluster)
     rows.append((title, f"{found.step_seconds * 1e6:.1f}", f"{found.exposed_seconds * 1e6:.1f}",
                  on_their_way(cluster)))
+def read_too_early(rank):
+    """What stands in the sum before it has been waited for."""
+    total = np.zeros(1, np.float32)
+    work = rank.all_reduce(np.ones(1, np.float32), out=total, async_op=True)
+    early = float(total[0])
+    work.wait()
+    return early
+
+
+predictions.reveal(3, float(rows[1][2]) / float(rows[0][2]), within=0.25)
+predictions.reveal(4, zs.Cluster(4).run(read_too_early)[0])
+
+# %%
 zs.draw.table(("", ">time (µs)", ">waiting (µs)", "on their way, at most (bytes)"), rows)
 
 # %%
 zs.draw.timeline_of("six layers of 64 by hand, 64 samples per rank, N = 4, stage 2", runs, MACHINE)
 
 # %% [markdown]
-# Question 3: **3.0 µs are left of 12.9.** They are the reduction of the first layer, after which nothing is left to
-# compute, and the end of the one before it. The price is in the lower curves: two layers' gradients live at a time, and
-# the ring's buffers beside activations. And overlap hides at most as much as there is arithmetic to hide behind: look
-# at N = 8 in the proof below, where a reduction takes longer than the backward of a layer.
+# <details><summary>Answer to question 3</summary>
+#
+# **3.0 µs are left of 12.9.** They are the reduction of the first layer, after which nothing is left to compute, and
+# the end of the one before it.
+# </details>
+#
+# The price is in the lower curves: two layers' gradients live at a time, and the ring's buffers beside activations. And
+# overlap hides at most as much as there is arithmetic to hide behind: look at N = 8 in the proof below, where a
+# reduction takes longer than the backward of a layer.
 #
 # ## Prefetch
 #

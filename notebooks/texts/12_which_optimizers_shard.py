@@ -56,8 +56,17 @@ def batch(index, step):
 # 3. Suppose that nobody may own part of a matrix, and each of 4 ranks owns whole ones. Does each hold a quarter?
 # 4. The other way out: cut anywhere, and gather each matrix when its update is due. What does that cost?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # a set out of "Adam", "LAMB", "Adafactor" and "Muon"
+    2: ...,  # bytes that a rank sends of that tensor
+    3: ...,  # True or False
+    4: ...,  # how many times as many bytes a rank sends in a step
+})
+
+# %% [markdown]
 # ## A property that can be tested
 #
 # "May be cut" means: update the whole, update the pieces, and the bits are the same. `check_shardable` does that with
@@ -67,15 +76,25 @@ def batch(index, step):
 answers = [zs.optim.check_shardable(optimizer) for optimizer in (
     zs.optim.SGD(lr=0.1), zs.optim.Adam(), zs.optim.Lion(), LAMB, zs.optim.LARS(), zs.optim.Adafactor(),
     zs.optim.Muon(), zs.optim.Shampoo(), zs.optim.SOAP(), zs.optim.KFAC())]
+asked = "Adam", "LAMB", "Adafactor", "Muon"
+predictions.reveal(1, {one.optimizer for one in answers
+                       if one.cut == "anywhere" and one.optimizer in asked})
+
+# %%
 zs.draw.table(("optimizer", "may be cut", "since"),
               [(one.optimizer, one.cut, one.reason) for one in answers])
 
 # %% [markdown]
-# So **Adam and LAMB may be cut inside a matrix, Adafactor and Muon may not.** There are three kinds. **Elementwise**
-# optimizers may be cut anywhere. **LAMB and LARS** may, if each piece is given the norms of the whole tensor.
-# **The others** may be cut on the borders of tensors only. Of Muon and its like the package refuses a piece of a matrix
-# outright; that this is no whim, the next cell shows. Without singular values the decomposition $U \Sigma V^T$ of a
-# matrix is $U V^T$, which is what Muon aims at. Here it is for a matrix, and for its upper half alone:
+# <details><summary>Answer to question 1</summary>
+#
+# So **Adam and LAMB may be cut inside a matrix, Adafactor and Muon may not.**
+# </details>
+#
+# There are three kinds. **Elementwise** optimizers may be cut anywhere. **LAMB and LARS** may, if each piece is given
+# the norms of the whole tensor. **The others** may be cut on the borders of tensors only. Of Muon and its like the
+# package refuses a piece of a matrix outright; that this is no whim, the next cell shows. Without singular values the
+# decomposition $U \Sigma V^T$ of a matrix is $U V^T$, which is what Muon aims at. Here it is for a matrix, and for its
+# upper half alone:
 
 # %%
 def orthogonal(matrix):
@@ -176,15 +195,24 @@ together = cluster.run(train_by_hand)[0]
 alone = zs.Cluster(4).run(train_by_hand, False)[0]
 norms = cluster.trace[0].sent_nbytes(span="norms") / STEPS
 others = sum(map(cluster.trace[0].sent_nbytes, ("gradients", "parameters"))) / STEPS
+predictions.reveal(2, norms / 3 / len(MODEL.shapes))
+
+# %%
+print("measured:")
 print(f"for the norms each rank sends {norms:.0f} bytes a step, "
       f"for the gradients and weights {others:.0f}")
 share = np.mean(together.vector != alone.vector)
 print(f"with the norms of pieces instead, {share:.0%} of the weights differ")
 
 # %% [markdown]
+# <details><summary>Answer to question 2</summary>
+#
 # For one tensor a rank contributes **16 bytes, however large the tensor is**: two sums in fp64. (288 bytes here: 6
-# tensors of 16 bytes, which in an all-gather among 4 ranks everyone sends 3 times.) That is the price of the norms.
-# Leave it out, and everything still trains; it just is another optimizer, and another one again on 8 ranks.
+# tensors of 16 bytes, which in an all-gather among 4 ranks everyone sends 3 times.)
+# </details>
+#
+# That is the price of the norms. Leave it out, and everything still trains; it just is another optimizer, and another
+# one again on 8 ranks.
 #
 # ## Whole matrices, or gather first
 #
@@ -226,14 +254,24 @@ for name, (cluster, _) in runs.items():
     for kind in ("gradients", "parameters", "state"):
         sent = (nbytes // STEPS for nbytes in cluster.trace.sent_nbytes(kind))
         rows.append((name, f"sent in a step: {kind}", *sent))
+predictions.reveal(3, next(len(set(nbytes)) == 1 for name, what, *nbytes in rows
+                           if what == "masters and state" and name != "Adam"))
+sent_in_all = {name: sum(cluster.trace.sent_nbytes()) for name, (cluster, _) in runs.items()}
+predictions.reveal(4, sent_in_all["Muon, gathering"] / sent_in_all["Muon, whole matrices"], within=0.1)
+
+# %%
 zs.draw.table(("", "bytes", *(f"rank {index}" for index in range(4))), rows)
 
 # %% [markdown]
-# (Muon keeps one number of state for each weight of a matrix, Adam two: hence 19236 and 13056.) With whole matrices
-# nothing is sent beyond the usual, but the shards are as uneven as the matrices are. Rank 2 owns the largest one, 64%
-# of the model, and rank 1 owns nothing; and it is for the fullest rank that one needs a GPU. With gathering
-# everyone holds its quarter, but in addition sends more than twice what a step sends otherwise: with the gradient go
-# the fp32 master and the momentum. And while a matrix is updated, every rank holds all of it after all.
+# (Muon keeps one number of state for each weight of a matrix, Adam two: hence 19236 and 13056.)
+#
+# <details><summary>Answers to questions 3 and 4</summary>
+#
+# With whole matrices nothing is sent beyond the usual, but the shards are as uneven as the matrices are. Rank 2 owns
+# the largest one, 64% of the model, and rank 1 owns nothing; and it is for the fullest rank that one needs a GPU. With
+# gathering everyone holds its quarter, but in addition sends more than twice what a step sends otherwise: with the
+# gradient go the fp32 master and the momentum. And while a matrix is updated, every rank holds all of it after all.
+# </details>
 
 # %%
 cluster, _ = runs["Muon, whole matrices"]

@@ -28,6 +28,7 @@
 import numpy as np
 
 import zerosim as zs
+from zerosim.course.measured import measured_row
 
 # %% [markdown]
 # ## Predict first
@@ -40,8 +41,17 @@ import zerosim as zs
 # 3. What does one do if it does not fit, without another GPU? Find three ways.
 # 4. A plan says 72.34 GB. How far off may it be, before you would call it wrong?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # a set, as {0, 3}
+    2: ...,  # its number
+    3: ...,  # a set out of "overlap", "batch", "recompute", "offload" and "attention"
+    4: ...,  # the bytes of the difference to a run, apart from the runtime's own memory
+})
+
+# %% [markdown]
 # ## By hand
 #
 # At rest, in stages 0 to 3, with P parameters on N ranks: $16P$, $4P + 12P/N$, $2P + 14P/N$, $16P/N$. One thing is
@@ -56,15 +66,26 @@ def at_rest_by_hand(unit_lengths, ranks, stage):
 
 
 llama = zs.planning.model_shape("llama-2-7b")
+predictions.reveal(1, {stage for stage in zs.STAGES
+                       if at_rest_by_hand(llama.unit_lengths, 8, stage) < 80e9})
+
+# %%
 zs.draw.table(("stage", ">at rest (GB)"), [
     (stage, f"{at_rest_by_hand(llama.unit_lengths, 8, stage) / 1e9:.2f}") for stage in zs.STAGES])
 
 # %% [markdown]
-# So by the formulas **stages 1, 2 and 3 fit** on 80 GB, and stage 1 with room to spare. Now the plan, first of the
-# engine in this package, whose bytes can be proved:
+# <details><summary>Answer to question 1</summary>
+#
+# So by the formulas **stages 1, 2 and 3 fit** on 80 GB, and stage 1 with room to spare.
+# </details>
+#
+# Now the plan, first of the engine in this package, whose bytes can be proved:
 
 # %%
 plan = zs.plan("llama-2-7b", ranks=8, device="h100-80", batch=4, sequence=2048, runtime="zerosim")
+predictions.reveal(2, next(row.stage for row in plan.rows if row.fits and "without" in row.title))
+
+# %%
 plan
 
 # %%
@@ -72,10 +93,13 @@ print(plan.verdict)
 plan.plot()
 
 # %% [markdown]
+# <details><summary>Answer to question 2</summary>
+#
 # **With nothing recomputed stage 1 is the first that fits**, 72.34 GB beside the 85.03 that a program can take of
 # such a GPU. What the formulas left out is nearly half of it: 31.35 GB of activations in each stage, which ZeRO does
 # not touch, since each rank has sequences of its own. Then there are gradients on their way and buffers, gathered
 # layers in stage 3, and what the runtime itself takes, which is an estimate.
+# </details>
 #
 # ## Whose program?
 #
@@ -113,13 +137,20 @@ for changed in ({}, {"overlap": False, "prefetch": 0}, {"batch": 2, "micro_batch
     rows.append((", ".join(f"{name}={value}" for name, value in changed.items()) or "as above",
                  f"{row.total_nbytes / 1e9:.2f}", "yes" if row.fits else "no",
                  f"{row.sent_nbytes_per_step / 1e9:.1f}", f"{row.step_seconds:.2f}"))
+names, held = ("overlap", "batch", "recompute", "offload", "attention"), [float(row[1]) for row in rows]
+predictions.reveal(3, {name for name, less in zip(names, held[1:], strict=True) if less < 0.99 * held[0]})
+
+# %%
 zs.draw.table(("ZeRO-2 with", ">held (GB)", "fits", ">sent in a step (GB)", ">a step (s)"), rows)
 
 # %% [markdown]
+# <details><summary>Answer to question 3</summary>
+#
 # Half the batch, twice, makes room and sends half as much again, since stage 2 reduces after each half (notebook 7).
 # Recomputation makes room and computes more. Offload makes room and takes its time on the way there and back. The
 # matrix of attention takes more than all states. Each option has its price in a different column; and some save little,
 # if the fullest moment is elsewhere. The questions can be turned round, too:
+# </details>
 
 # %%
 questions = zs.planning.questions
@@ -155,11 +186,19 @@ for what, formula, value in zs.planning.explained(gpt2.config, gpt2.rows[0])[:6]
 # shell: `zerosim plan --model gpt2-xl --runtime zerosim --measure`.)
 
 # %%
+predictions.reveal(4, max(abs(line.difference_nbytes) for line in measured_row(gpt2.config, 3, "none")))
+
+# %%
 zs.draw.measured(gpt2.config, stage=3)
 
 # %% [markdown]
-# **To the byte**, the peak as well. So that is the answer to question 4 for all that the program itself holds and
-# sends; the runtime's own memory remains an estimate. The last test of the peak is a GPU of exactly that size:
+# <details><summary>Answer to question 4</summary>
+#
+# **To the byte**, the peak as well: all that the program itself holds and sends. The runtime's own memory remains an
+# estimate.
+# </details>
+#
+# The last test of the peak is a GPU of exactly that size:
 
 # %%
 def one_step(rank):

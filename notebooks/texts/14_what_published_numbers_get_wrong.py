@@ -48,8 +48,17 @@ from zerosim.course.published_runs import blocks, checked
 #    no more than plain data parallelism sends (B, section 10).
 # 4. To scale the loss keeps fp16 from overflowing (S, "Engineering optimizations" and "Common failure modes").
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # GB with ZeRO-1 and with ZeRO-2, as [21.5, 15.75]
+    2: ...,  # milliseconds
+    3: ...,  # how many times as many bytes as with a reduce-scatter in the all-reduce's place
+    4: ...,  # "overflow" or "underflow": what scaling cures
+})
+
+# %% [markdown]
 # ## All at once
 #
 # The package keeps published numbers with their sources. `checked` runs those that a run can check, on arrays without
@@ -76,11 +85,19 @@ def lay_out(*subjects, traffic=False):
         for one in checked(*subjects) if not one.row.closes and (one.row.quantity in TRAFFIC) == traffic])
 
 
+states = {one.row.name: one.measured for one in checked("states")}
+predictions.reveal(1, [states[f"7e9 parameters on 8 ranks, stage {stage}"] for stage in (1, 2)])
+
+# %%
 lay_out("states")
 
 # %% [markdown]
-# * The answer to question 1: **38.5 and 26.25 GB**, 1.8 and 1.7 times what is printed. (The other two of that table,
-#   112 GB without ZeRO and 14 with ZeRO-3, are right.)
+# <details><summary>Answer to question 1</summary>
+#
+# **38.5 and 26.25 GB**, 1.8 and 1.7 times what is printed. (The other two of that table, 112 GB without ZeRO and 14
+# with ZeRO-3, are right.)
+# </details>
+#
 # * "No current single GPU can hold" 112 GB (B, section 1, whose own table has one of 141 GB): that one can, with 29 GB
 #   left for activations.
 # * The bytes for each parameter in S, "Memory accounting" and "ZeRO", go wrong in three ways. Of the 12 that stage 1
@@ -91,6 +108,10 @@ lay_out("states")
 #   savings: ~50%", its next number, are those of activations alone; with states, a step saves less.
 #
 # ## Messages
+
+# %%
+messages = {one.row.name: one.measured for one in checked("collectives")}
+predictions.reveal(2, messages["milliseconds of transfer of a 14 GB all-reduce over NVLink 4 on 8 ranks"])
 
 # %%
 lay_out("states", "collectives", traffic=True)
@@ -104,9 +125,13 @@ for algorithm in ("everyone", "ring"):
 zs.draw.table(["all-reduce on 8 ranks", "vectors that each sends"], rows)
 
 # %% [markdown]
-# * Question 2: **54.4 ms**. The 900 GB/s of a data sheet are both ways together, and a message goes one way: 2 · 14/450
-#   are 62.2 ms, of which 8 ranks need 7/8. (The same section calls PCIe 5.0's 64 GB/s "bidirectional", which are one
-#   way, and section 10 gives NVLink 600 GB/s, which is the generation before, both ways together.)
+# <details><summary>Answer to question 2</summary>
+#
+# **54.4 ms**. The 900 GB/s of a data sheet are both ways together, and a message goes one way: 2 · 14/450 are 62.2 ms,
+# of which 8 ranks need 7/8. (The same section calls PCIe 5.0's 64 GB/s "bidirectional", which are one way, and section
+# 10 gives NVLink 600 GB/s, which is the generation before, both ways together.)
+# </details>
+#
 # * "2Ψ" and "3Ψ" (Rajbhandari et al. 2020, section 7) are limits for many ranks; what is sent is (N-1)/N of it. On 2
 #   ranks that is half. H, "Stage 1", gives the factor to the reduce-scatter and not to the all-gather; both have it.
 # * Stages 1 and 2 are "genuinely free" (B, section 10) with one micro-batch. With k of them stage 2 sends (k+1)/2 times
@@ -151,6 +176,9 @@ zs.draw.table(["overhead, GB", "print", "sum of its parts"], [
 lay_out("flops")
 
 # %%
+predictions.reveal(4, "overflow" if np.isfinite(zs.round_to(7e4 * 1024, "fp16")) else "underflow")
+
+# %%
 zs.draw.table(["a gradient of", "in fp16", "scaled by 1024", "scaled by 1/4"], [
     (f"{value:g}", *(f"{float(zs.round_to(value * scale, 'fp16') / scale):.3g}"
                      for scale in (1, 1024, 1 / 4))) for value in (1e-8, 7e4)])
@@ -170,8 +198,12 @@ zs.draw.table(["gradients", "0.001, 0.1, 1, 100"], [
     for optimizer in (zs.optim.SGD(lr=1e-3), zs.optim.Adam(lr=1e-3))])
 
 # %% [markdown]
-# * Question 4: scaling cures **underflow**: 1e-8 becomes 0 in fp16 and survives times 1024. 7e4 is inf, and a larger S
-#   makes it worse. Overflow is what a loss scaler must notice, in order to skip the step and shrink S (notebook 3).
+# <details><summary>Answer to question 4</summary>
+#
+# Scaling cures **underflow**: 1e-8 becomes 0 in fp16 and survives times 1024. 7e4 is inf, and a larger S makes it
+# worse. Overflow is what a loss scaler must notice, in order to skip the step and shrink S (notebook 3).
+# </details>
+#
 # * What is below 6e-5 does not become 0 in fp16, as M, "The Problem" ("denormalized fp16 values flush to zero"), and B,
 #   section 2, have it: subnormals reach 6e-8, and half of that is the last to become 0.
 # * bf16's mantissa is not "similar to fp16" (M, "What's Clever (continued)"), its spacing is 8 times as coarse.
@@ -301,11 +333,17 @@ for all_reduce_first in (True, False):
     cluster.run(train_by_hand, all_reduce_first)
     rows.append(("all-reduce, slice, all-gather" if all_reduce_first else "reduce-scatter, all-gather",
                  cluster.trace.sent_nbytes()[0] / 2 / (4 * MODEL.parameter_count)))
+predictions.reveal(3, rows[0][1] / rows[1][1])
+
+# %%
 zs.draw.table(["8 ranks", "vectors sent by each in a step"], rows)
 
 # %% [markdown]
+# <details><summary>Answer to question 3</summary>
+#
 # **Half as much again**: 3 · 7/8 vectors where 2 · 7/8 are enough. B, section 10, counts a reduce-scatter where section
 # 9 has an all-reduce. The bits are the same, so nothing but a count of bytes can tell.
+# </details>
 #
 # ## Try it
 #

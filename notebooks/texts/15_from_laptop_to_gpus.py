@@ -44,8 +44,17 @@ from zerosim.course.running import launched
 #    product?
 # 4. What must a world of ranks be able to do, at least, so that all collectives run on it?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # True or False: the same bits of all losses and weights
+    2: ...,  # True or False: of an all-reduce that adds in another order
+    3: ...,  # the set of those, out of "rounding", "Adam" and "product"
+    4: ...,  # the set of its methods, as {"send", "all_reduce"}
+})
+
+# %% [markdown]
 # ## One file
 #
 # A file with three functions. `train` takes five steps of ZeRO-3. `ring_sum` is the all-reduce of notebook 4, made of
@@ -140,33 +149,70 @@ except zs.BackendError as error:
     there = None
     print(error)
 else:
-    rings = zs.Cluster(3).run(program["ring"])
-    for part, trained, summed in zip(there, here, rings, strict=True):
-        same = part.sha256 == zs.numerics.arrays.sha256((trained, summed, True))
-        print(f"rank {part.rank}: {'the same bits' if same else 'OTHER BITS'} as in one process")
+    expected = zip(here, zs.Cluster(3).run(program["ring"]), strict=True)
+    same = [part.sha256 == zs.numerics.arrays.sha256((*both, True))
+            for part, both in zip(there, expected, strict=True)]
+    predictions.reveal(1, all(same))
+
+# %%
+if there is not None:
+    print("measured:")
+    for part, is_same in zip(there, same, strict=True):
+        print(f"rank {part.rank}: {'the same bits' if is_same else 'OTHER BITS'} as in one process")
 
 # %% [markdown]
+# <details><summary>Answer to question 1</summary>
+#
 # **All digits**, of the losses, of the weights and of the ring's sums. MPI has moved bytes; each addition was made by
 # the same kernel in the same order. (The fingerprint has the third function's True in it, too.)
+# </details>
 #
-# Question 2: MPI's own all-reduce adds in an order that it chooses, by the length, the number of ranks, the machine. It
-# is a sum of the same numbers, within N - 1 roundings, and the bits are promised by nobody. That is why zerosim takes
-# it only when asked: `algorithm="native"`.
+# <details><summary>Answer to question 2</summary>
+#
+# MPI's own all-reduce adds in an order that it chooses, by the length, the number of ranks, the machine. It is a sum of
+# the same numbers, within N - 1 roundings, and the bits are promised by nobody. That is why zerosim takes it only when
+# asked: `algorithm="native"`.
+# </details>
 #
 # ## What may change
+#
+# <details><summary>Answer to question 3</summary>
 #
 # Between these two worlds nothing changed. On another computer one thing may: the order in which a matrix product
 # adds up. It is chosen by a library (BLAS, on a GPU cuBLAS), and other processors, versions and numbers of threads get
 # others. An operation on single elements has no order:
+# </details>
 
 # %%
 x, w = program["vector"](0, 64 * 512).reshape(64, 512), program["vector"](1, 512 * 64).reshape(512, 64)
 one_order, another = x @ w, x[:, ::2] @ w[::2] + x[:, 1::2] @ w[1::2]
-print("a product, added up in two orders: the same bits?", one_order.tobytes() == another.tobytes(),
-      "- nearly the same?", np.allclose(one_order, another, atol=1e-3))
 backwards = zs.round_to(x[::-1].copy(), "bf16")[::-1]
+
+
+def first_step(g):
+    """The first step of Adam, over lr."""
+    return g / (np.sqrt(g * g) + np.float32(1e-8))
+
+
+def two_orders(rank):
+    """The sum of the ranks' vectors, on a ring and in the order of the ranks."""
+    x = program["vector"](rank.index, 1000)
+    return [rank.all_reduce(x, algorithm=how).tobytes() for how in ("ring", "naive")]
+
+
+ring, naive = zs.Cluster(3).run(two_orders)[0]
+same_bits = {"rounding": zs.round_to(x, "bf16").tobytes() == backwards.tobytes(),
+             "Adam": first_step(x).tobytes() == first_step(x[::-1])[::-1].tobytes(),
+             "product": one_order.tobytes() == another.tobytes()}
+predictions.reveal(2, ring == naive)
+predictions.reveal(3, {name for name, same in same_bits.items() if not same})
+
+# %%
+print("measured:")
+print("a product, added up in two orders: the same bits?", same_bits["product"],
+      "- nearly the same?", np.allclose(one_order, another, atol=1e-3))
 print("rounded to bf16, from the first number and from the last: the same bits?",
-      zs.round_to(x, "bf16").tobytes() == backwards.tobytes())
+      same_bits["rounding"])
 
 # %% [markdown]
 # | | one process, MPI | another BLAS, or a GPU |
@@ -195,8 +241,12 @@ print("rounded to bf16, from the first number and from the last: the same bits?"
 #
 # ## A world by hand
 #
-# Question 4: **`exchange` is enough**, to send to one rank while receiving from another. All collectives are made of
-# it. So a world is quickly made. This one has a thread for each rank and a mailbox for each pair; threads run as the
+# <details><summary>Answer to question 4</summary>
+#
+# **`exchange` is enough**, to send to one rank while receiving from another. All collectives are made of it.
+# </details>
+#
+# So a world is quickly made. This one has a thread for each rank and a mailbox for each pair; threads run as the
 # computer pleases, in no order that anyone has planned.
 
 # %%
@@ -228,6 +278,9 @@ def run_on_threads(ranks, program, *args):
     return results
 
 
+predictions.reveal(4, {name for name in vars(ThreadRank) if not name.startswith("_")})
+
+# %%
 worlds = {"5 threads": run_on_threads(5, program["ring"]), "5 turns": zs.Cluster(5).run(program["ring"])}
 zs.draw.table(("1000 sums, in", ">the first on rank 0", ">the last on rank 4"), [
     (name, f"{found[0][3][0]:.9g}", f"{found[4][3][-1]:.9g}") for name, found in worlds.items()])

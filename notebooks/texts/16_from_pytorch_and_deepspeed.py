@@ -65,8 +65,17 @@ def normal_numbers(ranks):
 # 3. DDP multiplies every rank's gradient by 1/N and adds; `fully_shard` on gloo adds and divides by N. The same bits?
 # 4. Gradients in bf16, added up in bf16 or in fp32: does it show on two ranks already?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # True or False, on two ranks and on three, as [False, False]
+    2: ...,  # all-gathers with True, with None and with False, as [2, 2, 2]
+    3: ...,  # True or False
+    4: ...,  # True or False
+})
+
+# %% [markdown]
 # ## `fully_shard` by hand
 #
 # One call of `fully_shard` makes a *group* of parameters: gathered by one collective, reduced by one. Each rank rests
@@ -213,8 +222,8 @@ for ranks in (2, 3):
           f"{parts_of_deepspeed(3, ranks)} at stage 3; zerosim {units}")
 
 # %% [markdown]
-# Question 1: who owns a weight decides where in the ring its sum begins. Two numbers have one sum; three, added in
-# another order, may round to another. With the division of gloo, `sum_then_divide`, and all else equal:
+# Question 1: who owns a weight decides where in the ring its sum begins. With the division of gloo, `sum_then_divide`,
+# and all else equal:
 
 # %%
 def gloo(ranks, **arguments):
@@ -234,9 +243,18 @@ for ranks in (2, 3, 4):
         comparisons.append((ranks, kind.__name__.replace("_", " "),
                             "same" if same(here, there) else "other",
                             f"{max(np.max(np.abs(here[name] - there[name])) for name in here):.1e}"))
+predictions.reveal(1, [bits == "same" for _, data, bits, _ in comparisons[:4] if data == "normal numbers"])
+
+# %%
 zs.draw.table(["ranks", "data", "by rows and flat: bits", "largest difference"], comparisons)
 
 # %% [markdown]
+# <details><summary>Answer to question 1</summary>
+#
+# **On two ranks the same bits, on three others**, unless every sum is exact. Two numbers have one sum; three, added in
+# another order, may round to another.
+# </details>
+#
 # PyTorch's own `fully_shard`, on gloo, was run on such data too: the bits of the engine on 2 and on 3 ranks where sums
 # are exact; elsewhere less than 1 % of the bound that roundings allow. The code is in `benchmarks/torch_step.py`:
 #
@@ -289,9 +307,17 @@ for reshard, recorded in ((True, "4 + 2"), (None, "3 + 2"), (False, "2 + 2")):
     found[0][0] -= 2  # by hand both groups are gathered once more, to be shown
     counted.append((f"reshard_after_forward={reshard}",
                     *(f"{gathers} + {scatters}" for gathers, scatters in found), recorded))
+predictions.reveal(2, [int(by_hand.split()[0]) for _, by_hand, *_ in counted])
+
+# %%
 zs.draw.table(["all-gathers + reduce-scatters", "by hand", "zerosim", "PyTorch"], counted)
 
 # %% [markdown]
+# <details><summary>Answer to question 2</summary>
+#
+# **4, 3 and 2**: with the default the root is still there when backward begins, and with `False` both layers are.
+# </details>
+#
 # The same of eight layers, with the default: tall and blue are the all-gathers, eight in forward and seven in backward,
 # which begins without one, since the root is still there.
 
@@ -328,15 +354,22 @@ USED_BY = {"cast_then_divide": "zerosim, unless told otherwise", "split": "fully
 rules = {rule: zs.Cluster(3).run(step_of_engine, weights, data,
                                  {"stage": 0, "policy": zs.Policy(average=rule)})[0] for rule in USED_BY}
 exact = rules["cast_then_divide"]
+predictions.reveal(3, same(rules["premultiply"], rules["sum_then_divide"]))
+
+# %%
 zs.draw.table(["average=", "used by", "bits of the exact mean, rounded once", "largest difference"],
               [(rule, USED_BY[rule], "same" if same(found, exact) else "other",
                 f"{max(np.max(np.abs(found[name] - exact[name])) for name in found):.1e}")
                for rule, found in rules.items()])
 
 # %% [markdown]
+# <details><summary>Answer to question 3</summary>
+#
 # A sum of whole numbers is exact, and dividing it rounds once. A third of each rounds every addend, and the sum of
-# those again. On 2, 4 or 8 ranks all five agree here, since halving rounds nothing. Micro-batches are the same
-# question: DeepSpeed divides each loss by k before backward, zerosim the gradient once.
+# those again. On 2, 4 or 8 ranks all five agree here, since halving rounds nothing.
+# </details>
+#
+# Micro-batches are the same question: DeepSpeed divides each loss by k before backward, zerosim the gradient once.
 #
 # ## In which format
 #
@@ -356,16 +389,24 @@ data = [(3 * x, 37 * target) for x, target in data]  # of more bits
 alone = [in_bf16(1, [batch]) for batch in data]
 means = in_bf16(2, data), in_bf16(2, data, "float32")
 places = [(int(i), int(j)) for i, j in np.argwhere(means[0] != means[1])]
+predictions.reveal(4, len(places) > 0)
+
+# %%
+print("measured:")
 print(f"{len(places)} of {means[0].size} weights differ:")
 zs.draw.table(["weight of layer0", "gradient on rank 0", "on rank 1", "mean, reduced in bf16",
                "mean, reduced in fp32"],
               [(place, *(f"{g[place]:g}" for g in (*alone, *means))) for place in places[:3]])
 
 # %% [markdown]
-# Each rank's gradient is a bf16 number, 8 bits long; the sum of two may need a ninth. In the recorded run PyTorch has
-# the engine's bits in both cases, on two ranks. In which format gradients rest is another choice: under FSDP in that
-# of the sharded parameter, fp32; in DeepSpeed in bf16, unless, from stage 1 on, `"data_types": {"grad_accum_dtype":
-# "fp32"}` says otherwise.
+# <details><summary>Answer to question 4</summary>
+#
+# Each rank's gradient is a bf16 number, 8 bits long; the sum of two may need a ninth.
+# </details>
+#
+# In the recorded run PyTorch has the engine's bits in both cases, on two ranks. In which format gradients rest is
+# another choice: under FSDP in that of the sharded parameter, fp32; in DeepSpeed in bf16, unless, from stage 1 on,
+# `"data_types": {"grad_accum_dtype": "fp32"}` says otherwise.
 #
 # ## DeepSpeed
 #

@@ -48,8 +48,17 @@ BF16 = np.dtype("bfloat16")
 #    weights as each other? And if it is a bit of a *weight*, in the all-gather?
 # 4. Can a rank notice any of it?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # the bit, and what 0.3 becomes, as [15, -0.3]
+    2: ...,  # how many ranks are wrong, of a flip in the first hop and in the last, as [1, 4]
+    3: ...,  # True or False, for the gradient and for the weight, as [True, True]
+    4: ...,  # True or False: if checksums are sent too
+})
+
+# %% [markdown]
 # ## Which bit
 #
 # A bf16 number is a sign, 8 bits of exponent and 7 of mantissa: bit 15, bits 14 to 7, bits 6 to 0.
@@ -65,12 +74,19 @@ def flipped(message, bit):
 weight = np.array([0.3], BF16)
 names = {0: "the last of the mantissa", 6: "the first of the mantissa", 7: "the last of the exponent",
          10: "of the exponent", 14: "the first of the exponent", 15: "the sign"}
+furthest = max(range(16), key=lambda bit: abs(float(flipped(weight, bit)[0]) - 0.3))
+predictions.reveal(1, [furthest, float(flipped(weight, furthest)[0])], within=0.1)
+
+# %%
 zs.draw.table([">bit", "is", ">0.3 becomes"],
               [(bit, name, f"{float(flipped(weight, bit)[0]):.4g}") for bit, name in names.items()])
 
 # %% [markdown]
+# <details><summary>Answer to question 1</summary>
+#
 # The first bit of the exponent is 0 in every number below 2, and almost all weights and gradients are such: flipped, it
 # multiplies by 2¹²⁸. The last bit of the mantissa moves by one place in 256, less than a step of training may do.
+# </details>
 #
 # ## Along the ring
 #
@@ -113,12 +129,18 @@ for hop in range(6):
     wrong = ring_by_hand(data, rank=1, hop=hop, bit=14)
     differ = [np.flatnonzero(a.view("u2") != b.view("u2")) for a, b in zip(wrong, right, strict=True)]
     rows.append((hop, "adds" if hop < 3 else "copies", *(str(one.tolist()) for one in differ)))
+predictions.reveal(2, [sum(wrong != "[]" for wrong in rows[hop][2:]) for hop in (0, 5)])
+
+# %%
 zs.draw.table(["hop", "what arrives is", *(f"wrong elements of rank {r}" for r in range(4))], rows)
 
 # %% [markdown]
+# <details><summary>Answer to question 2</summary>
+#
 # In a hop that adds, the wrong partial sum goes on to the owner, and the owner's sum to everybody: **all ranks have the
 # same wrong element**, and comparing ranks shows nothing. In a hop that copies, only ranks further down the ring have
 # it: ranks that should be equal are not.
+# </details>
 #
 # `zs.Cluster` injects the same fault where messages move. A fault is a text, and has its row in the trace:
 
@@ -176,8 +198,11 @@ healthy = trained()
 flips = {"bit 14 of a gradient, in the reduce-scatter": GRADIENT.format(14),
          "the sign of a weight, in the all-gather": WEIGHT.format(15)}
 shares = {name: share_that_differs(trained(fault), healthy) for name, fault in flips.items()}
+after = [[seen[3].tobytes() for seen, *_ in trained(fault)] for fault in flips.values()]  # step 4, by rank
+predictions.reveal(3, [len(set(of_ranks)) == 1 for of_ranks in after])
 
 
+# %%
 def spread(shares):
     """A row for each rank, a column for each step; the darker, the more weights differ."""
     title = "Weights that differ from those of a training without the flip, in percent"
@@ -201,12 +226,18 @@ def spread(shares):
 spread(shares)
 
 # %% [markdown]
+# <details><summary>Answer to question 3</summary>
+#
 # *The gradient.* All ranks go the wrong way together. One element of the sum is huge; so is the norm, and clipping
 # makes every other gradient almost zero: most weights differ after the same step, on all ranks alike.
+# </details>
+#
+# <details><summary>Answer to question 3</summary>
 #
 # *The weight.* After step 4 one weight is wrong, on ranks 2 and 3 alone. In step 5 they compute with it, their
 # gradients go into everybody's sum, and ranks 0 and 1 are wrong too. From then on the ranks agree again, since the
 # all-gather brings every weight anew from its owner's master; what the wrong one did to the others stays.
+# </details>
 #
 # Nobody was told anything. Which bits can one see in the loss?
 
@@ -236,8 +267,6 @@ zs.draw.table(columns, rows,
 plain, checked = zs.Cluster(RANKS), zs.Cluster(RANKS, checksums=True)
 for cluster in (plain, checked):
     cluster.run(weights_after_each_step)
-print("bytes sent by rank 0 without and with:",
-      plain.trace[0].sent_nbytes(), checked.trace[0].sent_nbytes(), "\n")
 caught = 0
 for bit in names:
     for fault in (GRADIENT, WEIGHT):
@@ -245,11 +274,22 @@ for bit in names:
             trained(fault.format(bit), checksums=True)
         except zs.faults.ChecksumError as error:
             caught, said = caught + 1, error
+predictions.reveal(4, caught > 0)
+
+# %%
+print("measured:")
+print("bytes sent by rank 0 without and with:",
+      plain.trace[0].sent_nbytes(), checked.trace[0].sent_nbytes(), "\n")
 print(f"{caught} of {2 * len(names)} flips were found. The last one:\n{said}")
 
 # %% [markdown]
+# <details><summary>Answer to question 4</summary>
+#
 # They find what happens on the way. A rank whose arithmetic is wrong sends the checksum of a wrong number: `nan` is
-# such a fault, and it is the check for overflow that finds it. All ranks skip the step, and go on:
+# such a fault, and it is the check for overflow that finds it.
+# </details>
+#
+# All ranks skip the step, and go on:
 
 # %%
 found = trained("rank=1,step=4,purpose=gradients,nan", checksums=True)

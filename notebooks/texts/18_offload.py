@@ -53,8 +53,17 @@ def batch(index, step):
 # 3. Link and host take 0.8 s for a billion parameters. From how many tokens on does computing take longer? For ten?
 # 4. With the delayed update, the loss of which step is the first that differs?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # bytes
+    2: ...,  # bytes per parameter that cross then
+    3: ...,  # tokens, for a billion parameters and for ten, as [1e3, 1e4]
+    4: ...,  # the step's number
+})
+
+# %% [markdown]
 # ## All the ways to cut a step
 #
 # Per parameter: forward and backward read the weights, once each, and make a gradient; the update reads gradient,
@@ -78,13 +87,21 @@ rows = []
 for crossing, held, device in sorted((*bytes_of(device), sorted(device)) for device in choices):
     if not rows or held < rows[-1][1]:  # nothing that sends as little makes as much room
         rows.append((crossing, held, ", ".join(device)))
+predictions.reveal(2, bytes_of({"computing", "weights", "gradient", "update"})[0])
+
+# %%
+print("measured:")
 print("the GPU updates, the host stores:", bytes_of({"computing", "weights", "gradient", "update"}))
 zs.draw.table(("crosses in a step", "held on the device", "on the device"), rows,
               f"Of {len(choices)} choices, those that no other beats: bytes per parameter")
 
 # %% [markdown]
-# **Three ways are worth having**: nothing crosses, or 4 bytes, or 6. With 4 the device holds an eighth. Question 2: it
-# would fetch and bring back **24 bytes in place of 4**, and hold more. The update belongs where its state is.
+# **Three ways are worth having**: nothing crosses, or 4 bytes, or 6. With 4 the device holds an eighth.
+#
+# <details><summary>Answer to question 2</summary>
+#
+# It would fetch and bring back **24 bytes in place of 4**, and hold more. The update belongs where its state is.
+# </details>
 #
 # ## By hand
 #
@@ -132,15 +149,22 @@ def train_by_hand(rank, steps, delayed=False, lr=0.01):
 
 
 nbytes = {ranks: zs.Cluster(ranks).run(train_by_hand, STEPS)[0][2] for ranks in (1, 2, 4, 8)}
+predictions.reveal(1, sum(nbytes[1][2].values()) / STEPS / FIRST.size)
+
+# %%
 rows = [(ranks, (2 * ranks + 14) * FIRST.size // ranks, *held, *(n // STEPS for n in crossed.values()))
         for ranks, (*held, crossed) in nbytes.items()]
 columns = ("N", "ZeRO-2, by formula", "on the device", "on the host", "to the host in a step", "and back")
 zs.draw.table(columns, rows, f"Bytes of one rank, by hand; the model has {FIRST.size} parameters")
 
 # %% [markdown]
-# Question 1: **2 bytes there and 2 back, for each parameter of a rank's shard.** And how long does that take? For one
-# H100 on PCIe 5, by published rates, of products and of DeepSpeed's Adam for hosts. Forward and backward of T tokens
-# compute 6PT FLOPs.
+# <details><summary>Answer to question 1</summary>
+#
+# **2 bytes there and 2 back, for each parameter of a rank's shard.**
+# </details>
+#
+# And how long does that take? For one H100 on PCIe 5, by published rates, of products and of DeepSpeed's Adam for
+# hosts. Forward and backward of T tokens compute 6PT FLOPs.
 
 # %%
 RATES = zs.planning.efficiency.efficiency(zs.planning.hardware.device("h100-80"), "deepspeed")
@@ -156,12 +180,19 @@ def seconds_of(parameters, tokens):
 rows = [(f"{n / 1e9:g}", f"{tokens:,}", *(f"{seconds:.2f}" for seconds in seconds_of(n, tokens)))
         for n in (1e9, 10e9) for tokens in (4_096, 65_536)]
 equal = RATES.products / 6 * (4 / LINK.bytes_per_second + 1 / RATES.host_update)
+predictions.reveal(3, [equal, equal], within=0.25)  # whatever the number of parameters
+
+# %%
+print("measured:")
 print(f"computing takes as long as link and host from {equal:,.0f} tokens on")
 zs.draw.table((">10⁹ parameters", ">tokens", ">computing (s)", ">link, each way", ">host's Adam"), rows)
 
 # %% [markdown]
-# Question 3: **some 100,000 tokens, for any model**, since all three grow with P. The link takes little; Adam does
-# nothing but read and write the host's slow memory. So many micro-batches in a step make offload cheap.
+# <details><summary>Answer to question 3</summary>
+#
+# **Some 100,000 tokens, for any model**, since all three grow with P. The link takes little; Adam does nothing but read
+# and write the host's slow memory. So many micro-batches in a step make offload cheap.
+# </details>
 #
 # ## The delayed update
 #
@@ -204,14 +235,22 @@ for lr in (0.003, 0.01, 0.03):
     losses = np.mean([[of_rank[3] for of_rank in ranks] for ranks in found], 1)  # (2, steps)
     second, last = losses[:, 1], losses[:, 50:].mean(1)
     rows.append((lr, *(f"{loss:.2f}" for loss in (*second, *last)), f"{last[1] / last[0] - 1:.0%}"))
+predictions.reveal(4, 1 + np.argmax(losses[0] != losses[1]))
+
+# %%
 columns = (">learning rate", ">loss of step 2", ">delayed", ">of steps 51 to 60", ">delayed", ">more")
 zs.draw.table(columns, rows)
 
 # %% [markdown]
-# Question 4: **step 2's**, which computes with the first weights once more. From then on every gradient is of where the
-# weights were a step ago. The less they have moved since, the less it matters: in the end the loss is 1, 4 and 20 %
-# larger. Ren et al. (section 6.2.4) delay from step 40 on: a GPT-2's loss lags a little up to step 5,000, and then is
-# that without a delay; BERT-large, fine-tuned, comes to the same F1 score, 92.8.
+# <details><summary>Answer to question 4</summary>
+#
+# **Step 2's**, which computes with the first weights once more. From then on every gradient is of where the weights
+# were a step ago.
+# </details>
+#
+# The less they have moved since, the less it matters: in the end the loss is 1, 4 and 20 % larger. Ren et al. (section
+# 6.2.4) delay from step 40 on: a GPT-2's loss lags a little up to step 5,000, and then is that without a delay;
+# BERT-large, fine-tuned, comes to the same F1 score, 92.8.
 #
 # ## Try it
 #

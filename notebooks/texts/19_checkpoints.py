@@ -54,8 +54,17 @@ def batch(number, step):
 # 3. Each of four ranks has saved its quarter of 1,050 numbers. From how many files does each of two ranks read?
 # 4. Saved on four ranks, continued on four, on two: which later bits are those of the training that never stopped?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # the set of what is needed, out of "weights", "step", "place" and "losses"
+    2: ...,  # the set of those, out of "master", "m, v", "step" and "place"
+    3: ...,  # a number for each of the two, as [4, 4]
+    4: ...,  # True or False, on four and on two, as [True, True]
+})
+
+# %% [markdown]
 # ## A training that can stop
 #
 # ZeRO-2 (notebook 7), on what is in `state`: this rank's chunk of master, m and v, the steps that Adam has counted, and
@@ -93,8 +102,11 @@ def train(rank, state, steps, order="rank"):
 
 
 # %% [markdown]
-# Question 1: it needs **the count of steps and the place in the data**. The bf16 weights are the masters, rounded. (Not
-# after the delayed update of notebook 18; so the package saves them too.)
+# <details><summary>Answer to question 1</summary>
+#
+# It needs **the count of steps and the place in the data**. The bf16 weights are the masters, rounded. (Not after the
+# delayed update of notebook 18; so the package saves them too.)
+# </details>
 #
 # ## Save and load by hand
 #
@@ -145,6 +157,10 @@ def whole(found, kind="master"):
 
 zs.Cluster(4).run(begin, 3, "rank", FOLDER.name)
 straight, again = zs.Cluster(4).run(begin, 6), zs.Cluster(4).run(go_on, FOLDER.name)
+predictions.reveal(1, again[0][0].keys() - {"master", "m", "v"})  # all that was saved
+
+# %%
+print("measured:")
 print("3 steps, a checkpoint, 3 steps: the bits of 6 steps:",
       [whole(again, kind).tobytes() == whole(straight, kind).tobytes() for kind in ("master", "m", "v")])
 
@@ -164,15 +180,26 @@ def row(name, found, straight):
 columns = (">loss of step 4", ">5", ">6", ">masters that differ", ">by at most, in learning rates")
 rows = [row(", ".join(lost), zs.Cluster(4).run(go_on, FOLDER.name, "rank", lost), straight)
         for lost in (["nothing"], ["master"], ["m", "v"], ["step"], ["place"])]
+predictions.reveal(2, {name for name, loss, *_ in rows if loss != rows[0][1]})
+
+# %%
 zs.draw.table(("forgotten", *columns), rows)
 
 # %% [markdown]
-# Question 2: **only the place in the data**, and as a success: the model has seen these data. Without the count Adam
-# corrects the moments of three steps as those of a first one, too much; here that looks like luck. Who tests one
-# compares bits, some steps later, with a training that did not stop.
+# <details><summary>Answer to question 2</summary>
+#
+# **Only the place in the data**, and as a success: the model has seen these data. Without the count Adam corrects the
+# moments of three steps as those of a first one, too much; here that looks like luck.
+# </details>
+#
+# Who tests one compares bits, some steps later, with a training that did not stop.
 #
 # ## Four files, other readers
-#
+
+# %%
+predictions.reveal(3, [len(came) for *_, came in zs.Cluster(2).run(load, FOLDER.name)])
+
+# %% [markdown]
 # In colors the files of four ranks, in frames what each of two and of three ranks reads:
 
 # %%
@@ -189,7 +216,10 @@ print("elements by file, of two ranks:", *(came for *_, came in zs.Cluster(2).ru
 Drawing("checkpoint-readers", "Four files", "Chunks of 4 ranks, framed by 2 and by 3.", LIGHT, figure)
 
 # %% [markdown]
-# Question 3: **rank 0 from two files, rank 1 from three**, since 4 does not divide 1,050.
+# <details><summary>Answer to question 3</summary>
+#
+# **Rank 0 from two files, rank 1 from three**, since 4 does not divide 1,050.
+# </details>
 #
 # ## Later bits
 #
@@ -204,12 +234,18 @@ for order in ("rank", "micro_batch"):
     straight = zs.Cluster(4).run(begin, 6, order)
     rows += [row(f"by {order}, on {later}", zs.Cluster(later).run(go_on, FOLDER.name, order), straight)
              for later in (4, 2, 3, 1)]
+predictions.reveal(4, [differ == "0%" for *_, differ, _ in rows[:2]])
+
+# %%
 zs.draw.table(("added, and continued", *columns), rows)
 
 # %% [markdown]
-# Question 4: **on four ranks all; on others few, unless gradients are added by micro-batch.** By rank masters differ by
-# a fiftieth of a learning rate at most, and losses by 0.001: these bits are not worse, only others. By micro-batch
-# every addend travels by itself, and the owner needs room for those of all ranks.
+# <details><summary>Answer to question 4</summary>
+#
+# **On four ranks all; on others few, unless gradients are added by micro-batch.** By rank masters differ by a fiftieth
+# of a learning rate at most, and losses by 0.001: these bits are not worse, only others. By micro-batch every addend
+# travels by itself, and the owner needs room for those of all ranks.
+# </details>
 #
 # ## Try it
 #

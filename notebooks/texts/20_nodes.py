@@ -23,7 +23,6 @@
 
 # %%
 from dataclasses import replace
-from functools import reduce
 
 import numpy as np
 
@@ -44,8 +43,17 @@ WAYS = "flat", "hybrid", "hpz", "qwz", "qgz", "hpz+qwz+qgz"
 # 3. Weights cross as 8-bit integers, 64 of which share a scale. How far off are they at most, and if one is huge?
 # 4. Gradients travel in 4 bits, on a ring of N ranks. How often is a sum rounded on its way?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # the share on one ring and the least, as [1, 1]
+    2: ...,  # vectors of weights, of gradients, and how many times as many bytes to keep, as [2, 1, 4]
+    3: ...,  # in scales, and how many of 64 become 0 beside a huge one, as [1, 1]
+    4: ...,  # times, for N = 8
+})
+
+# %% [markdown]
 # ## A ring inside, a ring across
 #
 # Add up inside the node first: then each rank has a fourth of the vector, and that alone has to be added across.
@@ -67,16 +75,25 @@ def reduced(rank, mesh, how):
     return rank.reduce_scatter(x, algorithm=how)
 
 
+left = {}
 for mesh in (MESH, zs.Mesh(2, 12), zs.Mesh(4, 4)):
     for how in ("ring", "by hand"):
         cluster = zs.Cluster(mesh.ranks)
         nbytes = np.array(cluster.run(reduced, mesh, how)).nbytes
-        left = sum(mesh.sent_nbytes_across(cluster.trace)) / mesh.nodes / nbytes
-        print(f"{mesh.nodes} nodes of {mesh.ranks_per_node}, {how}: {left:.3f} of the vector leaves a node")
+        left[mesh, how] = sum(mesh.sent_nbytes_across(cluster.trace)) / mesh.nodes / nbytes
+predictions.reveal(1, [left[MESH, how] for how in ("ring", "by hand")])
+
+# %%
+print("measured:")
+for (mesh, how), share in left.items():
+    print(f"{mesh.nodes} nodes of {mesh.ranks_per_node}, {how}: {share:.3f} of the vector leaves a node")
 
 # %% [markdown]
-# Question 1: on one ring a single link leaves each node, and $(N-1)/N$ of the vector goes through it; in two steps
-# $(M-1)/M$, with M nodes: **a half, however many ranks a node has**. Bits differ, since the order of additions does.
+# <details><summary>Answer to question 1</summary>
+#
+# On one ring a single link leaves each node, and $(N-1)/N$ of the vector goes through it; in two steps $(M-1)/M$, with
+# M nodes: **a half, however many ranks a node has**. Bits differ, since the order of additions does.
+# </details>
 #
 # ## Fewer bits
 #
@@ -103,23 +120,42 @@ def restored(message, bits):
     return (integers.reshape(count, BLOCK) * scales[:, None]).ravel()
 
 
-block = np.random.default_rng(0).standard_normal(BLOCK).astype(np.float32)
+block, blocks, sums = np.random.default_rng(0).standard_normal(BLOCK).astype(np.float32), [], []
 for times in (1, 100):
     block[0] = times * np.abs(block[1:]).max()
     back = restored(quantized(block, 8), 8)
-    off = np.abs(back - block).max() / (block[0] / 127)
-    print(f"largest of 64: {block[0]:.1f}; off by {off:.2f} scales at most; {np.sum(back == 0)} are 0 now")
+    blocks.append((block[0], np.abs(back - block).max() / (block[0] / 127), np.sum(back == 0)))
 for ranks in (8, 64):
     vectors = np.random.default_rng(0).standard_normal((ranks, 4096)).astype(np.float32)
-    ring = reduce(lambda total, x: restored(quantized(total, 4), 4) + x, vectors)
+    partial = [vectors[0]]
+    for x in vectors[1:]:
+        partial.append(restored(quantized(partial[-1], 4), 4) + x)
     once, exact = sum(restored(quantized(x, 4), 4) for x in vectors), vectors.sum(axis=0)
-    off = [np.linalg.norm(x - exact) / np.linalg.norm(exact) for x in (ring, once)]
-    print(f"a sum of {ranks}: off by {off[0]:.0%} on a ring, by {off[1]:.0%} if each addend is sent to its owner")
+    off = [np.linalg.norm(x - exact) / np.linalg.norm(exact) for x in (partial[-1], once)]
+    sums.append((ranks, len(partial) - 1, off))
+predictions.reveal(3, blocks[1][1:], within=0.1)
+predictions.reveal(4, sums[0][1])
+
+# %%
+print("measured:")
+for largest, off, zeros in blocks:
+    print(f"largest of 64: {largest:.1f}; off by {off:.2f} scales at most; {zeros} are 0 now")
+for ranks, _, off in sums:
+    print(f"a sum of {ranks}: off by {off[0]:.0%} on a ring, "
+          f"by {off[1]:.0%} if each addend is sent to its owner")
 
 # %% [markdown]
-# Question 3: **half a scale**. One large number makes the scale a hundred times as large, and most of the others become
-# 0: so blocks are small. Question 4: **at each of N - 1 hops**, and the error grows with N. So gradients in 4 bits are
-# not sent round a ring: each addend goes to the rank that adds it, in fp32, by an *all-to-all*.
+# <details><summary>Answer to question 3</summary>
+#
+# **Half a scale**. One large number makes the scale a hundred times as large, and most of the others become 0: so
+# blocks are small.
+# </details>
+#
+# <details><summary>Answer to question 4</summary>
+#
+# **At each of N - 1 hops**, and the error grows with N. So gradients in 4 bits are not sent round a ring: each addend
+# goes to the rank that adds it, in fp32, by an *all-to-all*.
+# </details>
 #
 # ## A step of ZeRO-3, in six ways
 #
@@ -184,15 +220,25 @@ for way, cluster in clusters.items():
     crossed = [sum(MESH.sent_nbytes_across(cluster.trace, purpose)) / MESH.nodes / (2 * FIRST.size)
                for purpose in ("parameters", "gradients")]
     losses = [loss for *_, loss in zs.Cluster(8).run(train_by_hand, MESH, way, 100)]
-    rows.append((way, kept, *(f"{vectors:.3f}" for vectors in (*crossed, sum(crossed))), f"{np.mean(losses):.1e}"))
+    rows.append((way, kept, *(f"{vectors:.3f}" for vectors in (*crossed, sum(crossed))),
+                 f"{np.mean(losses):.1e}"))
+predictions.reveal(2, [float(rows[1][2]), float(rows[1][3]), rows[1][1] / rows[0][1]])
+
+# %%
 columns = ["", "bytes kept", ">weights cross", ">gradients", ">together", ">loss, step 100"]
-zs.draw.table(columns, rows, f"What leaves a node in a step, in Ψ = {2 * FIRST.size:,} bytes, the weights in bf16")
+zs.draw.table(columns, rows,
+              f"What leaves a node in a step, in Ψ = {2 * FIRST.size:,} bytes, the weights in bf16")
 
 # %% [markdown]
-# Question 2: **nothing but gradients has to cross**, if every node has all states: with Adam's 16P/R bytes of P
-# parameters on a rank in place of 16P/N. hpZ pays 2P/R to keep the second gather inside. ZeRO-3 sends $3(N-1)/N$ Ψ,
-# hybrid sharding $2(M-1)/M$, all of ZeRO++ $\frac{17}{32}(N-1)/N + \frac{9}{32}(M-1)/M$: 8 or 4 bits of 16, and half a
-# bit of a scale. hpZ has ZeRO-3's bits; hybrid sharding adds in another order, the others round more. Who sends it:
+# <details><summary>Answer to question 2</summary>
+#
+# **Nothing but gradients has to cross**, if every node has all states: with Adam's 16P/R bytes of P parameters on a
+# rank in place of 16P/N. hpZ pays 2P/R to keep the second gather inside.
+# </details>
+#
+# ZeRO-3 sends $3(N-1)/N$ Ψ, hybrid sharding $2(M-1)/M$, all of ZeRO++ $\frac{17}{32}(N-1)/N + \frac{9}{32}(M-1)/M$: 8
+# or 4 bits of 16, and half a bit of a scale. hpZ has ZeRO-3's bits; hybrid sharding adds in another order, the others
+# round more. Who sends it:
 
 # %%
 sent = np.array([MESH.sent_nbytes_across(cluster.trace) for cluster in clusters.values()]) / 1e3

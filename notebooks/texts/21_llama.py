@@ -45,8 +45,17 @@ EPSILON, BASE = 1e-5, 10_000.0
 # 3. 32 heads of queries share 8 heads of keys and values. What becomes smaller, and does T² become cheaper?
 # 4. A gate makes three matrices of two. How wide is it at as many parameters, and what does it keep?
 #
-# Write your answers down, then read on.
-#
+# Type your answers in place of the dots, and run the cell. What is measured below is held against them.
+
+# %%
+predictions = zs.Predictions({
+    1: ...,  # numbers kept for each token (LayerNorm keeps 2)
+    2: ...,  # the change of the score
+    3: ...,  # how many times less is kept of queries, keys and values, and True or False, as [4, True]
+    4: ...,  # in multiples of C, as [4, 8]
+})
+
+# %% [markdown]
 # ## Three parts, forward and back
 #
 # Each backward computes from what its forward was given or says. In fp32; x has a row for each token, M = BT.
@@ -99,14 +108,22 @@ def attention_back(q, k, v, p, do):
 
 q, k = np.random.default_rng(0).standard_normal((2, 1, 1, 1, 64)).astype(np.float32)
 q, k = (turned(np.repeat(one, 1200, axis=2))[0, 0] for one in (q, k))  # the same vector at each place
+predictions.reveal(1, norm(q, np.ones(64, np.float32))[1].shape[1])
+predictions.reveal(2, round(float(q[101] @ k[100] - q[1] @ k[0]), 3))
+
+# %%
+print("measured:")
 for apart in (0, 1, 100):
     scores = [f"{q[place + apart] @ k[place]:.4f}" for place in (0, 100, 1000)]
     print(f"the score {apart:3} places apart, from place 0, 100, 1,000 on:", *scores)
 
 # %% [markdown]
-# Question 1: **one number a token in place of two**, mean and deviation, and no bias: next to nothing. Question 2:
-# **nothing is kept for it**, since a rotation's transpose is its inverse: backward turns gradients back. Two rotations
-# make one, by the difference of the angles, so that a score knows how far apart two tokens are, and not where.
+# <details><summary>Answers to questions 1 and 2</summary>
+#
+# **One number a token in place of two**, mean and deviation, and no bias: next to nothing. Question 2: **nothing is
+# kept for it**, since a rotation's transpose is its inverse: backward turns gradients back. Two rotations make one, by
+# the difference of the angles, so that a score knows how far apart two tokens are, and not where.
+# </details>
 #
 # Which channels make a pair is a convention. RoFormer's are neighbors, 2i and 2i + 1 (equation 15), and so are those of
 # Meta's own code for Llama. A Llama of `transformers` pairs i with i + D/2 (`rotate_half`), as here: when weights are
@@ -185,26 +202,40 @@ for what, (_, F, matrices) in BLOCKS.items():
     weights = C * (counted[what]["qkv"] + C + matrices * F)  # of the matrices
     lines.append((what, f"{weights / 1e6:.1f}", f"{2 * T * sum(counted[what].values()) / 1e6:.1f}",
                   f"{T * (2 * weights + 4 * T * C) / 1e9:.1f}"))
+few, many = counted["with 8 shared"], counted["Llama 2's"]
+predictions.reveal(3, [many["qkv"] / few["qkv"], few["p"] < many["p"]])
+predictions.reveal(4, [BLOCKS["Llama 2's"][1] / C, (many["gate, up"] + many["product"]) / C], within=0.05)
+
+# %%
 zs.draw.table(["block", ">weights (M)", ">kept (MB)", ">operations of products, forward (G)"], lines)
 
 # %%
-with LIGHT.figure(11, 4.2, "Numbers that a block keeps for each token, in multiples of its channels") as figure:
+TITLE = "Numbers that a block keeps for each token, in multiples of its channels"
+with LIGHT.figure(11, 4.2, TITLE) as figure:
     axes = figure.add_axes((0.13, 0.12, 0.85, 0.72))
     for row, numbers in enumerate(counted.values()):
         ends = np.cumsum([*numbers.values()]) / C
         for color, (end, (name, number)) in enumerate(zip(ends, numbers.items(), strict=True)):
             axes.barh(row, -number / C, left=end, color=f"C{color}", alpha=0.5, height=0.7)
-            axes.text(end - number / C / 2, row, f"{name}\n{number / C:.3g}", ha="center", va="center", size=10)
+            words = f"{name}\n{number / C:.3g}"
+            axes.text(end - number / C / 2, row, words, ha="center", va="center", size=10)
     axes.set(xlim=(0, 31.2), yticks=range(len(counted)), yticklabels=counted)
     axes.invert_yaxis()
 Drawing("llama-blocks", "What a block keeps", "For each token, by tensor, four blocks.", LIGHT, figure)
 
 # %% [markdown]
-# Question 3: **the weights and what is kept of queries, keys and values, both by half of qkv**, and the operations of
-# that product. The probabilities are a matter of the 32 heads that ask: neither their bytes nor the operations with T²
-# change. (What a model that writes remembers of each token, its keys and values, is a fourth.) Question 4: three
-# matrices of 8C/3 have the parameters of two of 4C. They keep gate, up and their product, 3 · 8C/3, which is GPT-2's
-# 4C before its GELU and 4C after it. Llama 2's 11,008 are a little more than 8C/3, Llama 3's 14,336 are 3.5C.
+# <details><summary>Answer to question 3</summary>
+#
+# **The weights and what is kept of queries, keys and values, both by half of qkv**, and the operations of that product.
+# The probabilities are a matter of the 32 heads that ask: neither their bytes nor the operations with T² change. (What
+# a model that writes remembers of each token, its keys and values, is a fourth.)
+# </details>
+#
+# <details><summary>Answer to question 4</summary>
+#
+# Three matrices of 8C/3 have the parameters of two of 4C. They keep gate, up and their product, 3 · 8C/3, which is
+# GPT-2's 4C before its GELU and 4C after it. Llama 2's 11,008 are a little more than 8C/3, Llama 3's 14,336 are 3.5C.
+# </details>
 #
 # ## Try it
 #

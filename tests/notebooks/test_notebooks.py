@@ -1,5 +1,6 @@
 """Every notebook runs from top to bottom, and its executed copy is what it does today."""
 
+import ast
 import importlib.util
 import inspect
 import json
@@ -7,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,10 @@ def copy_of(text: Path) -> Path:
 
 
 EVERY = pytest.mark.parametrize("text", [*TEXTS, PUZZLES], ids=lambda text: text.stem)
+REVEALED = re.compile(r"^ *predictions\.reveal\((\d+), ", re.M)
+FOLDED = re.compile(r"^<details><summary>Answers? to questions? (\d)(?: and (\d))?</summary>\n\n(?:.+\n)+</details>$",
+                    re.M)
+PROMPT = "{}. type your prediction above, and run its cell and this one again\n"
 NUMBERED = pytest.mark.parametrize("text", TEXTS, ids=lambda text: text.stem)
 
 
@@ -103,7 +109,14 @@ def test_a_copy_has_the_cells_of_its_text_and_records_no_times_and_no_versions(t
     notebook = json.loads(copy_of(text).read_text(encoding="utf-8"))
     assert [cell for cell, _ in committed(copy_of(text))] == cells(text.read_text(encoding="utf-8"))
     assert notebook["metadata"]["language_info"] == {"name": "python"}
-    assert {json.dumps(cell["metadata"]) for cell in notebook["cells"]} == {"{}"}
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    folded = [cell["id"] for before, cell in pairwise(code)
+              if REVEALED.search("".join(before["source"])) and not REVEALED.search("".join(cell["source"]))
+              and picture_in(cell["outputs"]) is None]
+    for cell in notebook["cells"]:
+        assert cell["metadata"] == ({"jupyter": {"outputs_hidden": True}} if cell["id"] in folded else {})
+        if cell["id"] in folded and printed_in(cell["outputs"]):
+            assert printed_in(cell["outputs"]).startswith("measured:\n"), "JupyterLab shows the first line of the fold"
     assert [cell["id"] for cell in notebook["cells"]] == [f"cell-{i:02d}" for i in range(len(notebook["cells"]))]
 
 
@@ -155,6 +168,50 @@ def test_a_notebook_asks_first_and_proves_last(text):
     assert words.index("## Predict first") < words.index("## Try it") < words.index("## Proof")
     assert found[-1].kind == "code"
     assert "tobytes() ==" in found[-1].source
+
+
+@pytest.mark.parametrize("text", TEXTS[17:], ids=lambda text: text.stem)
+def test_a_lesson_of_what_an_option_does_has_at_most_250_lines_of_text_and_code(text):
+    found = cells(text.read_text(encoding="utf-8"))
+    assert sum(len(cell.source.splitlines()) for cell in found) <= 250
+
+
+@NUMBERED
+def test_every_question_has_a_place_for_its_answer_and_later_a_measurement_and_a_folded_answer(text):
+    found = cells(text.read_text(encoding="utf-8"))
+    at = next(number for number, cell in enumerate(found) if "## Predict first" in cell.source)
+    questions = re.findall(r"^(\d)\. ", found[at].source.partition("## Predict first")[2], re.M)
+    assert len(questions) >= 3
+    assert re.findall(r"^    (\d): \.\.\.,  # ", found[at + 1].source, re.M) == questions
+    code, words = ("\n".join(cell.source for cell in found[at + 2:] if cell.kind == kind)
+                   for kind in ("code", "markdown"))
+    assert sorted(REVEALED.findall(code)) == questions
+    assert {number for numbers in FOLDED.findall(words) for number in numbers if number} == set(questions)
+    assert words.count("<details>") == words.count("</details>") == len(FOLDED.findall(words))
+
+
+@NUMBERED
+def test_no_answer_is_in_the_text_and_none_shows_in_the_cell_that_measures_until_one_is_typed(text):
+    skip_without_processes(text)
+    code = [cell.source for cell in cells(text.read_text(encoding="utf-8")) if cell.kind == "code"]
+    for source, seen in zip(code, shown(text), strict=True):
+        asked = REVEALED.findall(source)
+        measured = [call.args[1] for call in ast.walk(ast.parse(source)) if isinstance(call, ast.Call)
+                    and ast.unparse(call.func) == "predictions.reveal"]
+        assert len(measured) == len(asked)
+        assert all(any(isinstance(part, ast.Name) for part in ast.walk(one)) for one in measured)
+        if asked:
+            assert (seen.printed, seen.displayed) == ("".join(map(PROMPT.format, asked)), None)
+
+
+def test_typed_answers_are_held_against_what_is_measured():
+    printed = [cell.printed for cell in executed(changed(
+        OF_TEXTS / "04_rings.py", ("1: ...,", "1: [2050, 2050, 2048],"), ("2: ...,", '2: "yes",'),
+        ("3: ...,", "3: 1.5,")))]
+    assert ("1. you predicted [2,050, 2,050, 2,048]; measured [2,050, 2,048, 2,048]: 2 of 3 right\n"
+            "2. you predicted yes; measured yes: right\n") in printed
+    assert ("3. you predicted 1.5, and the answer is a list of 2: a number, a number: type that above, and run its "
+            "cell and this one again\n") in printed
 
 
 # A kernel for each notebook takes long; the cells themselves are run by the tests above.

@@ -108,11 +108,11 @@ def _values(one: Checked) -> str:
 
 
 def _subtitle(data: PublishedData) -> str:
-    shown, differ = len(data.shown), len(data.differing)
-    agree = len(data.checked) - differ
-    which = f"the {differ}" if shown == differ else f"{shown} of the {differ}"
-    return (f"Runs without data check {agree + differ} of the published numbers that come with the package. {agree} "
-            f"agree, to the last digit or to 0.1%.\nBelow are {which} that do not: published (diamond) beside measured "
+    agree = len(data.checked) - len(data.differing)
+    left_out = len(data.differing) - len(data.shown)
+    but = f", but for {left_out} printed as 0, which has no ratio" if left_out else ""
+    return (f"Runs without data check {len(data.checked)} of the published numbers that come with the package. {agree} "
+            f"agree, to the last digit or to 0.1%.\nBelow are the others{but}: published (diamond) beside measured "
             "(disk), and why.")
 
 
