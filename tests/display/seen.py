@@ -135,7 +135,7 @@ def without_colors(svg: str) -> str:
 
 
 # Its curves are losses, which BLAS adds in another order on another processor; all others are compared byte for byte.
-OF_TRAININGS = ("format-losses", "stages")
+OF_TRAININGS = ("adam-states", "format-losses", "stages")
 
 
 def is_committed(drawing: figures.Drawing, committed: str) -> bool:

@@ -86,7 +86,8 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Collection) and not isinstance(value, str) and len(value) > 0
 
 
-activations, format_losses = NamedFigure("activations"), NamedFigure("format-losses")
+activations, adam_states = NamedFigure("activations"), NamedFigure("adam-states")
+format_losses = NamedFigure("format-losses")
 latency_wall, liveness = NamedFigure("latency-wall"), NamedFigure("liveness")
 loss_scale, lost_updates = NamedFigure("loss-scale"), NamedFigure("lost-updates")
 memory, memory_scaling = NamedFigure("memory"), NamedFigure("memory-scaling")

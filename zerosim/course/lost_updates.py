@@ -566,6 +566,16 @@ def moments(fmt: str, adam: Adam, gradient: float, steps: Sequence[int]) -> Iter
                           float(v) / (corrections[1] * gradient**2), shortest(update))
 
 
+def standing_ratios(fmt: Format | str, v: float, beta2: float) -> tuple[float, float]:
+    """The g²/v between which v, a number of the format, is rounded to itself when Adam moves it.
+
+    v moves by (1-β2)·(g² - v), and stands still where that is less than half the gap on its side; a first ratio below 0
+    says that no g makes it smaller.
+    """
+    down, up = (neighbor_of(v, format_of(fmt), upward=upward)[1] / 2 / ((1.0 - beta2) * v) for upward in (False, True))
+    return 1.0 - down, 1.0 + up
+
+
 def _moments(found: LostUpdates) -> Iterator[Part | str]:
     """Adam's averages in few bits, for a gradient that never changes."""
     yield Heading(4, f"Adam's m and v in few bits, with g = {MOMENT_GRADIENT:g} in every step")

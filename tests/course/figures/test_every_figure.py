@@ -25,7 +25,7 @@ EVERY = pytest.mark.parametrize("name", FIGURES)
 UNITS = ("(bytes per parameter)", "(bytes)", "(MB)", "(GB)", "(µs)", "(ms)", "(ranks)", "(parameters)", "(tokens)",
          "(steps)", "(name)", "(ratio)", "(kB)")
 NUMBERS = ("weight", "half the gap above it", "loss scale S", "loss, mean of 20 steps", "loss, mean over ranks",
-           "stage")
+           "stage", "v")
 
 
 def committed(name, style=LIGHT):
@@ -203,6 +203,7 @@ REFUSALS = [
     *((lambda given=given: figures.latency_wall_data(**given),
        "a latency wall takes lengths of vectors and worlds of 2 ranks at least")
       for given in ({"ranks": 1}, {"worlds": (1, 2)}, {"worlds": ()}, {"sizes": ()})),
+    (lambda: figures.adam_states_data(49), "are means of 50 steps; take so many or more, found 49"),
     (lambda: figures.format_losses_data(names=("fp31",)), "found 'fp31' and"),
     (lambda: figures.format_losses_data(names=()), "found 0 and"),
     (lambda: figures.format_losses_data(6, window=7), "and 7"),

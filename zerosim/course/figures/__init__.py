@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.course.figures.activations import Activations, activations, activations_data
+from zerosim.course.figures.adam_states import AdamStates, adam_states, adam_states_data
 from zerosim.course.figures.comparison import ComparisonData, stages, stages_data
 from zerosim.course.figures.format_losses import FormatLosses, format_losses, format_losses_data
 from zerosim.course.figures.latency_wall import LatencyWall, latency_wall, latency_wall_data
@@ -30,15 +31,15 @@ from zerosim.display.animation import Animation
 from zerosim.display.drawing import DARK, FORMATS, LIGHT, Drawing, Style
 from zerosim.numerics.checks import unknown_name
 
-__all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "Animation", "ComparisonData", "Drawing", "Figure",
-           "FormatLosses", "LatencyWall", "Liveness", "LossScaleData", "LostUpdatesData", "MemoryData", "MemoryScaling",
-           "ObservedStep", "Passed", "PublishedData", "RingData", "SpacingData", "Style", "TimelineData", "Traffic",
-           "activations", "activations_data", "draw", "format_losses", "format_losses_data", "latency_wall",
-           "latency_wall_data", "liveness", "liveness_data", "loss_scale", "loss_scale_data", "lost_updates",
-           "lost_updates_data", "memory", "memory_data", "memory_scaling", "memory_scaling_data", "mixed_precision",
-           "mixed_precision_data", "published", "published_data", "ring", "ring_animation", "ring_data", "spacing",
-           "spacing_data", "stages", "stages_data", "timeline", "timeline_data", "timeline_of", "traffic",
-           "traffic_data"]
+__all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "AdamStates", "Animation", "ComparisonData", "Drawing",
+           "Figure", "FormatLosses", "LatencyWall", "Liveness", "LossScaleData", "LostUpdatesData", "MemoryData",
+           "MemoryScaling", "ObservedStep", "Passed", "PublishedData", "RingData", "SpacingData", "Style",
+           "TimelineData", "Traffic", "activations", "activations_data", "adam_states", "adam_states_data", "draw",
+           "format_losses", "format_losses_data", "latency_wall", "latency_wall_data", "liveness", "liveness_data",
+           "loss_scale", "loss_scale_data", "lost_updates", "lost_updates_data", "memory", "memory_data",
+           "memory_scaling", "memory_scaling_data", "mixed_precision", "mixed_precision_data", "published",
+           "published_data", "ring", "ring_animation", "ring_data", "spacing", "spacing_data", "stages", "stages_data",
+           "timeline", "timeline_data", "timeline_of", "traffic", "traffic_data"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -57,6 +58,7 @@ class Figure:
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({
     "activations": Figure(activations_data, activations),
+    "adam-states": Figure(adam_states_data, adam_states),
     "format-losses": Figure(format_losses_data, format_losses),
     "latency-wall": Figure(latency_wall_data, latency_wall),
     "liveness": Figure(liveness_data, liveness),
