@@ -262,6 +262,47 @@ zs.draw.format_losses(steps=100)
 # With a master, and with loss scaling where it is fp16, 16 bits learn as fp32 does. Leave out the scaling and gradients
 # are lost; leave out the master and updates are lost (notebook 2).
 #
+# ## Adam's m and v in 16 bits, or in 8
+#
+# With the moments in 16 bits a parameter would take 12 bytes at rest, not 16. Some texts call that fatal. Adam moves v
+# by $(1-\beta_2)(g^2 - v)$, a thousandth of the difference, and bf16's gap is between 1/256 and 1/128 of the number.
+# Between which $g^2$ is v rounded to itself?
+
+# %%
+ratios, rows = np.linspace(0, 6, 60_001), []  # g²/v
+for name in ("fp32", "fp16", "bf16"):
+    for v in (1, 1.5, 1.9921875):
+        still = ratios[zs.round_to(0.999 * v + 0.001 * (ratios * v), name) == v]
+        rows.append((name, f"{v:.7g}", f"{still.min():.2f}", f"{still.max():.2f}"))
+zs.draw.table(("format", ">v", ">stands still from g²/v =", ">to"), rows)
+
+# %% [markdown]
+# In bf16 v goes up only where g² is 3 to 5 times v, and **it never goes down**, not even with gradients of 0: a
+# thousandth of v is less than half a gap. In fp16 it follows to a third or so, as long as it can hold the numbers: it
+# begins at 0, and stays there while a thousandth of g² is 2⁻²⁵ or less, that is |g| up to 0.0054. But m, which takes
+# a tenth of g, is not 0, and the update is m divided by ε. (With $\beta_2$ = 0.95, frequent for language models, v
+# moves in bf16 too.)
+#
+# Two cures keep fewer bits. *Stochastic rounding* to bf16 is right on average. In 8 bits a block of 256 elements shares
+# a scale, its largest magnitude, and an element is the nearest multiple of it, among evenly spaced ones (linear), or
+# among 256 that lie closer together near 0 (dynamic; Dettmers et al. 2022, *8-bit Optimizers via Block-wise
+# Quantization*, [arXiv:2110.02861](https://arxiv.org/abs/2110.02861)):
+
+# %%
+zs.draw.adam_states()
+
+# %% [markdown]
+# * **bf16 is not fatal here, it is slower**: v remembers the large gradients of the beginning, so the steps stay small.
+#   After 1,500 steps the loss is 5 or 6 % above fp32's; with the smaller learning rate it is 28 % after 6,000.
+# * Stochastic rounding ends where fp32 does, with the bytes of bf16.
+# * fp16 is fatal, in both runs, in the third or fourth step. So are linear 8 bits: of a block, all v below 1/254 of
+#   the largest become 0, and their m does not.
+# * Dynamic 8 bits reach down to 1.6e-7 of the largest. With the smaller learning rate that is enough, and the loss is
+#   even lower; with the larger one a few elements are smaller still, and training explodes. The paper's optimizer
+#   is made for larger tensors: its library leaves those below 4096 elements in 32 bits, and all of ours are.
+#
+# At rest, with 8 bits, a parameter takes 2 + 2 + 4 + 2.03 bytes, a third less than with fp32's m and v.
+#
 # ## Try it
 #
 # * Let every rank decide for itself: `skip = bool(bad)`. Run the cell and read the error. Who waits in which call, and
@@ -269,6 +310,8 @@ zs.draw.format_losses(steps=100)
 # * Set `FIRST_SCALE = 2.0**10` and `WINDOW = 4`. How many of the 24 steps are skipped now?
 # * Forget to divide by `scale`. Print m and the weights: m is more than ten thousand times as large, and the weights
 #   hardly differ. Why do they differ at all?
+# * In `zs.draw.adam_states(3000, ((3e-3, 0),))` bf16 ends below fp32. Why can steps that stay too small help, when the
+#   learning rate is large and never shrinks?
 # * In a shell: `zerosim precision` trains, counts lost gradients and compares the rules.
 #
 # ## Proof

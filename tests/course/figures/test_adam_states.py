@@ -7,8 +7,7 @@ import pytest
 
 import zerosim as zs
 from tests.display import seen
-from zerosim.course.lost_updates import standing_ratios
-from zerosim.course.precision_runs import format_run_network, samples
+from zerosim.course import lost_updates, precision_runs
 
 lesson = import_module("zerosim.course.figures.adam_states")  # the package's name of it is the function
 
@@ -27,7 +26,7 @@ def test_v_stands_still_just_where_the_ratios_say(fmt):
     drawn = np.random.default_rng(7)
     v = zs.round_to(np.exp2(drawn.uniform(-10, 10, 4000)).astype(np.float32), fmt)
     v[:20] = 2.0 ** np.arange(-10, 10)  # whose gap below is half of that above
-    low, high = np.array([standing_ratios(fmt, float(one), 0.999) for one in v]).T
+    low, high = np.array([lost_updates.standing_ratios(fmt, float(one), 0.999) for one in v]).T
     ratio = np.where(drawn.random(len(v)) < 0.3, np.maximum(low, 0) * drawn.uniform(0.9, 1.1, len(v)),
                      high * drawn.uniform(0.5, 1.5, len(v))).astype(np.float32)
     clear = (np.abs(ratio - low) > 1e-3) & (np.abs(ratio - high) > 1e-3)  # fp32 has its own roundings
@@ -40,11 +39,11 @@ def test_v_stands_still_just_where_the_ratios_say(fmt):
 
 def test_no_gradient_makes_v_smaller_in_bf16_and_with_beta2_of_0_95_or_in_fp16_one_does():
     numbers = [2.0**power * (1 + place / 128) for power in (-40, 0, 5) for place in range(128)]
-    assert all(standing_ratios("bf16", v, 0.999)[0] < 0 for v in numbers)
+    assert all(lost_updates.standing_ratios("bf16", v, 0.999)[0] < 0 for v in numbers)
     assert (moved(np.array(numbers, np.float32), np.float32(0), "bf16") == np.array(numbers, np.float32)).all()
-    assert all(2.9 < standing_ratios("bf16", v, 0.999)[1] < 5 for v in numbers)
-    assert all(standing_ratios("bf16", v, 0.95)[0] > 0.9 for v in numbers)
-    assert all(0.5 < standing_ratios("fp16", 1 + place / 1024, 0.999)[0] < 0.8 for place in range(1024))
+    assert all(2.9 < lost_updates.standing_ratios("bf16", v, 0.999)[1] < 5 for v in numbers)
+    assert all(lost_updates.standing_ratios("bf16", v, 0.95)[0] > 0.9 for v in numbers)
+    assert all(0.5 < lost_updates.standing_ratios("fp16", 1 + place / 1024, 0.999)[0] < 0.8 for place in range(1024))
 
 
 def test_in_fp16_v_never_leaves_0_for_gradients_up_to_0_0054_and_the_step_is_huge():
@@ -55,8 +54,8 @@ def test_in_fp16_v_never_leaves_0_for_gradients_up_to_0_0054_and_the_step_is_hug
 @pytest.mark.parametrize("rest", ["fp32", "bf16", "fp16"])
 def test_on_plain_arrays_it_trains_as_the_engine_whose_policy_has_this_format_of_state_bit_for_bit(rest):
     def program(rank):
-        engine = zs.Engine(rank, format_run_network(), zs.optim.Adam(1e-3), policy=zs.Policy(state=rest))
-        return [engine.step([samples(step, 1)]).losses[0] for step in range(steps)]
+        engine = zs.Engine(rank, precision_runs.format_run_network(), zs.optim.Adam(1e-3), policy=zs.Policy(state=rest))
+        return [engine.step([precision_runs.samples(step, 1)]).losses[0] for step in range(steps)]
 
     mine = lesson.losses_of(rest, 1e-3, 1, 30)
     steps = len(mine) - (rest == "fp16")  # the last one is NaN, or far away
