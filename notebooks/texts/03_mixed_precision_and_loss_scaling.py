@@ -277,11 +277,11 @@ for name in ("fp32", "fp16", "bf16"):
 zs.draw.table(("format", ">v", ">stands still from g²/v =", ">to"), rows)
 
 # %% [markdown]
-# In bf16 v goes up only where g² is 3 to 5 times v, and **it never goes down**, not even with gradients of 0: a
+# In bf16 v goes up only where g² is more than 3 to 5 times v, and **it never goes down**, not even where g is 0: a
 # thousandth of v is less than half a gap. In fp16 it follows to a third or so, as long as it can hold the numbers: it
 # begins at 0, and stays there while a thousandth of g² is 2⁻²⁵ or less, that is |g| up to 0.0054. But m, which takes
-# a tenth of g, is not 0, and the update is m divided by ε. (With $\beta_2$ = 0.95, frequent for language models, v
-# moves in bf16 too.)
+# a tenth of g, is not 0, and the update is the learning rate times m divided by ε. (With $\beta_2$ = 0.95, frequent
+# for language models, v moves in bf16 too.)
 #
 # Two cures keep fewer bits. *Stochastic rounding* to bf16 is right on average. In 8 bits a block of 256 elements shares
 # a scale, its largest magnitude, and an element is the nearest multiple of it, among evenly spaced ones (linear), or
@@ -293,15 +293,15 @@ zs.draw.adam_states()
 
 # %% [markdown]
 # * **bf16 is not fatal here, it is slower**: v remembers the large gradients of the beginning, so the steps stay small.
-#   After 1,500 steps the loss is 5 or 6 % above fp32's; with the smaller learning rate it is 28 % after 6,000.
+#   After 1,500 steps the loss is 5 or 6 % above fp32's; in the first run it is 28 % after 6,000.
 # * Stochastic rounding ends where fp32 does, with the bytes of bf16.
 # * fp16 is fatal, in both runs, in the third or fourth step. So are linear 8 bits: of a block, all v below 1/254 of
 #   the largest become 0, and their m does not.
-# * Dynamic 8 bits reach down to 1.6e-7 of the largest. With the smaller learning rate that is enough, and the loss is
-#   even lower; with the larger one a few elements are smaller still, and training explodes. The paper's optimizer
-#   is made for larger tensors: its library leaves those below 4096 elements in 32 bits, and all of ours are.
+# * Dynamic 8 bits reach down to 1.6e-7 of the largest; a few elements, three and ten in the first step, are smaller
+#   still. The first run survives that, and its loss is even lower; the second explodes. (The paper's library leaves
+#   tensors of less than 4096 elements in 32 bits, and all of ours are that small.)
 #
-# At rest, with 8 bits, a parameter takes 2 + 2 + 4 + 2.03 bytes, a third less than with fp32's m and v.
+# At rest, with 8 bits, a parameter takes 2 + 2 + 4 + 2.03 bytes, where fp32's m and v make it 16.
 #
 # ## Try it
 #

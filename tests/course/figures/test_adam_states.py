@@ -54,7 +54,8 @@ def test_in_fp16_v_never_leaves_0_for_gradients_up_to_0_0054_and_the_step_is_hug
 @pytest.mark.parametrize("rest", ["fp32", "bf16", "fp16"])
 def test_on_plain_arrays_it_trains_as_the_engine_whose_policy_has_this_format_of_state_bit_for_bit(rest):
     def program(rank):
-        engine = zs.Engine(rank, precision_runs.format_run_network(), zs.optim.Adam(1e-3), policy=zs.Policy(state=rest))
+        policy = zs.Policy("fp64", state=rest)
+        engine = zs.Engine(rank, precision_runs.format_run_network(), zs.optim.Adam(1e-3), policy=policy)
         return [engine.step([precision_runs.samples(step, 1)]).losses[0] for step in range(steps)]
 
     mine = lesson.losses_of(rest, 1e-3, 1, 30)

@@ -1,6 +1,6 @@
 """Adam's averages m and v at rest in fewer bits: one weight's v, and the losses of a small training beside fp32's.
 
-Every step is computed in fp32; what m and v are stored as afterwards, and come back as, is their *rest*.
+Every update is computed in fp32; what m and v are stored as afterwards, and come back as, is their *rest*.
 Legend: n elements.
 """
 
@@ -122,7 +122,8 @@ def v_of(rest: str, gradients: Sequence[float]) -> list[float]:
 @np.errstate(all="ignore")  # inf and NaN are what some come to
 def losses_of(rest: str, lr: float, seed: int, steps: int) -> list[float]:
     """Trains a small network by Adam on plain arrays, with the data of this seed, up to a loss EXPLODED times the
-    first, or NaN."""
+    first, or NaN. Gradients are rounded from fp64 to fp32, so that a processor's order of additions changes no curve.
+    """
     model, losses = format_run_network(), list[float]()
     first = first_weights(model)
     w = np.concatenate([x.ravel() for x in first.values()])
@@ -130,9 +131,9 @@ def losses_of(rest: str, lr: float, seed: int, steps: int) -> list[float]:
     views = {name: part.reshape(first[name].shape) for name, part in zip(first, parts, strict=True)}
     state = {"m": np.zeros_like(w), "v": np.zeros_like(w)}
     while len(losses) < steps and (not losses or losses[-1] <= EXPLODED * losses[0]):
-        found = one_pass(model, views, Policy(), *samples(len(losses), seed))
+        found = one_pass(model, views, Policy("fp64"), *samples(len(losses), seed))
         losses.append(found.loss)
-        g = np.concatenate([found.gradients[name].ravel() for name in first])
+        g = np.concatenate([found.gradients[name].ravel() for name in first]).astype(np.float32)
         _update(rest, Adam(lr), w, g, state, len(losses))
     return losses
 
@@ -152,7 +153,7 @@ def adam_states(data: AdamStates, style: Style = LIGHT) -> Drawing:
                 curve = data.curve(condition, rest)
                 axes.plot([WINDOW * place for place in range(1, len(curve) + 1)], curve,
                           label=f"{rest}: {nbytes:.3g} B", **{"linewidth": 2.2} | looks)
-            axes.set(title=f"lr = {condition[0]:g}", ylabel="loss beside fp32's (ratio)", ymargin=0.3)
+            axes.set(title="lr = {:g}, seed {}".format(*condition), ylabel="loss beside fp32's (ratio)", ymargin=0.3)
             axes.text(0.03, 0.03, "\n".join(data.exploded(condition)), transform=axes.transAxes)
         for axes in panels:
             axes.set_xlabel("step of the training (steps)")
@@ -161,7 +162,7 @@ def adam_states(data: AdamStates, style: Style = LIGHT) -> Drawing:
         figure.legend(*panels[1].get_legend_handles_labels(), ncols=3, handlelength=3.2)
     half = len(data.v["fp32"]) // 2
     ends = "; ".join(f"{rest} {v[half - 1]:.2g}, then {v[-1]:.2g}" for rest, v in data.v.items())
-    said = [f"With lr = {condition[0]:g} the last losses beside fp32's: " + "; ".join(
+    said = [f"With lr = {condition[0]:g}, seed {condition[1]}, the last losses beside fp32's: " + "; ".join(
         [f"{rest} {data.curve(condition, rest)[-1]:.2f}" for rest in RESTS if data.curve(condition, rest)]
         + data.exploded(condition)) + "." for condition in data.losses]
     return Drawing("adam-states", TITLE, f"Lines by step. v of one weight, whose g is 1 for {half:,} steps and 0.1 for "
