@@ -63,8 +63,8 @@ def _kind(measured: Any) -> str:
 def _read(answer: Any, measured: Any) -> Any:
     """The answer as a value of the measured one's kind, or None where it is of another."""
     if isinstance(measured, list):
-        alike = isinstance(answer, list) and len(answer) == len(measured)
-        found = [_read(*both) for both in zip(answer, measured, strict=True)] if alike else [None]
+        as_long = isinstance(answer, list) and len(answer) == len(measured)
+        found = [_read(*both) for both in zip(answer, measured, strict=True)] if as_long else [None]
         return None if None in found else found
     if isinstance(measured, bool) and isinstance(answer, str):
         answer = {"yes": True, "no": False}.get(answer)

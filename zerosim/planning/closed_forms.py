@@ -297,7 +297,7 @@ def _owned(job: Job, times: Iterable[int] | None = None, form: Blockwise | None 
 
 
 def _gathered(owned: Nbytes) -> Nbytes:
-    """What each rank sends in a ring's all-gather: all but what the next one owns."""
+    """Bytes that each rank sends in a ring's all-gather: all but those that the next one owns."""
     sent: Nbytes = owned.sum() - np.roll(owned, -1)
     return sent
 
