@@ -9,6 +9,7 @@ from tests.zero.training import outcome
 from zerosim.ranks import hub
 
 
+@pytest.mark.filterwarnings("ignore::zerosim.SkippedStepWarning")  # of fp16, now and then
 @pytest.mark.parametrize("case", drawn(60 if THOROUGH else 3), ids=named)
 def test_any_training_is_the_same_on_threads(case, monkeypatch) -> None:
     monkeypatch.setattr(hub, "WORTH_A_THREAD", 0)
@@ -18,6 +19,9 @@ def test_any_training_is_the_same_on_threads(case, monkeypatch) -> None:
         left = []
         for count in (1, 3):
             cluster = zs.Cluster(len(data[0]), debug=debug, workers=count)
-            left.append((outcome(model, data, cluster, stage=stage, **options, **own), cluster.memory.peak_nbytes,
-                         [list(trace.all_rows()) for trace in cluster.trace]))
+            try:
+                found = outcome(model, data, cluster, stage=stage, **options, **own)
+            except zs.NonFiniteGradients as error:  # of fp16 under a static scale
+                found = str(error)
+            left.append((found, cluster.memory.peak_nbytes, [list(trace.all_rows()) for trace in cluster.trace]))
         assert left[0] == left[1]
