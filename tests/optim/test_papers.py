@@ -1,7 +1,6 @@
 """Each optimizer against its paper, transcribed in float64: the same steps within the rounding of fp32.
 
-And what papers print of bytes per parameter, and where a power of two changes no bit. In bits a step of Adam is that
-of `zerosim/tiny.py` (`tests/test_tiny.py`), and one of SGD that which `zero/test_engine_use.py` takes by hand.
+And what papers print: bytes per parameter, and Newton-Schulz's bands of singular values, which Muon's matrices go by.
 """
 
 from dataclasses import fields, replace
@@ -12,7 +11,7 @@ import pytest
 from tests.optim import papers
 from tests.optim.papers import CTX, KERNELS, factors_of, named, new_state, tensors, updated
 from zerosim import optim
-from zerosim.optim import UpdateContext, bytes_per_parameter, orthogonalize, state_nbytes
+from zerosim.optim import UpdateContext, bytes_per_parameter, matrix, orthogonalize, state_nbytes
 
 STEPS = 6
 SHAPES = {"tall": (6, 4), "wide": (4, 6), "square": (4, 4), "vector": (30,)}
@@ -132,22 +131,27 @@ def test_vectors_cost_what_their_own_update_keeps():
         optim.Muon(), optim.SOAP(), optim.Shampoo(), optim.Adafactor())] == [16, 16, 12, 12]
 
 
-# -- powers of two ----------------------------------------------------------------------------------------------------
+# -- Newton-Schulz: the published bands, what converges and what does not ----------------------------------------------
 
 
-@pytest.mark.parametrize("power", [-20, -3, 1, 16])
-def test_adam_without_epsilon_does_not_see_a_power_of_two_on_the_loss(power):
-    """It passes through products, sums and the square root (of its square) without any rounding."""
-    w, gradients = tensors((1000,), 5)
-    plain, scaled = (updated(optim.Adam(lr=0.1, epsilon=0.0), w, of)[0]
-                     for of in (gradients, np.ldexp(gradients, power)))
-    assert plain.tobytes() == scaled.tobytes()
+def iterated(s, steps, iteration):
+    """The iteration on single numbers, in float64."""
+    a, b, c = matrix.COEFFICIENTS[iteration]
+    for _ in range(steps):
+        s = a * s + b * s**3 + c * s**5
+    return s
 
 
-def test_adam_without_epsilon_makes_a_weight_that_never_had_a_gradient_nan():
-    w, _ = updated(optim.Adam(lr=0.1, epsilon=0.0), np.ones(2, np.float32), [np.float32([0, 1])])
-    assert np.isnan(w[0])
-    assert w[1] == np.float32(0.9)
+def test_five_quintic_steps_bring_singular_values_from_001_to_1_into_the_published_band():
+    found = iterated(np.geomspace(0.01, 1, 100_000), 5, "quintic")
+    assert (round(found.min(), 2), round(found.max(), 2)) == (0.68, 1.13)
+
+
+def test_the_quintic_does_not_converge_and_the_cubic_is_slow_and_does():
+    assert sum(matrix.COEFFICIENTS["quintic"]) == pytest.approx(0.701, abs=5e-4)
+    assert all(abs(iterated(0.3, steps, "quintic") - 1) > 0.04 for steps in (5, 6, 20, 50))
+    for steps, expected in ((5, 0.076), (10, 0.53), (20, 1.0)):
+        assert iterated(0.01, steps, "cubic") == pytest.approx(expected, abs=5e-3)  # to the digits printed
 
 
 @pytest.mark.parametrize("power", [-100, -20, 20, 100])
