@@ -17,7 +17,7 @@ OPTIONS = {"offload", "offloaded_step", "hybrid", "zeropp", "micro_batch_order",
 WORDS = re.compile(
     r"\b_?(transfers|settles?|staged|drain|on_host|update_place|read_ahead|forget_ahead|host|disk|HOST|DISK|DEVICE"
     r"|offload\w*|Offload\w*|mesh|Mesh|hybrid|across|replicas|zeropp|ZeroPlusPlus|quantized|by_micro_batch"
-    r"|micro_batch_order|copy_in_flight|Factors)\b")
+    r"|micro_batch_order|copy_in_flight|FactorObserver)\b")
 
 
 def asked(source: Source) -> set[int]:

@@ -49,8 +49,8 @@ from zerosim.numerics.safetensors import (
 )
 from zerosim.ranks import together
 from zerosim.ranks.rank import Rank
-from zerosim.zero.factors import Factors, Observer, empty_factor
-from zerosim.zero.gradients import Accumulator, StepCounts
+from zerosim.zero.factors import Factors, empty_factor
+from zerosim.zero.gradients import Accumulator, Observer, StepCounts
 from zerosim.zero.layout import ParameterPiece
 from zerosim.zero.micro_batch_order import OF_THE_CUT
 from zerosim.zero.param_group import ParamGroup, elements_of

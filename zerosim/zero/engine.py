@@ -27,7 +27,6 @@ from zerosim.models.one_pass import initializer_of
 from zerosim.models.units import TILED, Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
-from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.places import Offload
 from zerosim.numerics.policy import BY_RANK, Policy
@@ -44,7 +43,7 @@ from zerosim.zero.gradients import Accumulator, StepCounts
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, settings_by_group, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
-from zerosim.zero.plugs import plugs_of
+from zerosim.zero.plugs import observer_of, plugs_of
 from zerosim.zero.skipped import SkippedSteps
 from zerosim.zero.update import OPERATIONS, Schedule, StepResult, Update
 from zerosim.zero.whole_tensors import whole_state
@@ -140,8 +139,8 @@ class Engine(Shown):
             plugs.param_group(plugs.shards, model, of_group, initializer, lay_out, self.stage, self.store, buckets)
             for of_group in settings_by_group(settings)]
         self.store.finish()
-        observed = _check_optimizers(model, self.param_groups, schedule, gather=gather)
-        self._observer = plugs.observer(rank, observed, self.loss_scale)
+        self._observer = observer_of(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
+                                     self.loss_scale)
         plugs.check(self.param_groups)
         self._all_gathers = {group: plugs.all_gather(group) for group in self.param_groups}
         self._update = plugs.update(self._all_gathers, SkippedSteps(rank, self.loss_scale), clip_norm, schedule,
@@ -241,7 +240,7 @@ class Engine(Shown):
             raise ValueError("reduce() was called without a gradient; call backward(forward(x, target)) first")
         with self.rank.trace.span("reduce"):
             self.gradients.reduce(self._scale_of_step(), self._token_share())
-            self._factors = self._observer.averaged() if self._observer.wanted else {}
+            self._factors = self._observer.averaged()
         self.gradients.abandon()  # the sums are the optimizer's
 
     def update(self, losses: Sequence[float] = ()) -> StepResult:
@@ -427,9 +426,8 @@ class Engine(Shown):
     def context(self, draw: Draw = draw_first) -> Context:
         """The context of the model's layers on this rank: for a forward of one's own, outside a step."""
         rank, note = self.rank, self.store.device.note
-        observe = self._observer.observe if self._observer.wanted else do_nothing
         return Context(rank.xp, self.policy, rank.kernels, rank.memory, note, self.gradients.grad_buffers, draw,
-                       observe, self.recompute.inside)
+                       self._observer.observe, self.recompute.inside)
 
     def weights(self, unit: Unit) -> AbstractContextManager[Weights]:
         """The unit's parameters by name, as they rest: gathered on entry where sharded, freed on exit."""

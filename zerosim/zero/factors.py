@@ -9,6 +9,7 @@ import numpy as np
 
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.ranks.rank import Rank
+from zerosim.zero.gradients import Observer
 
 Factors = tuple[np.ndarray, np.ndarray]  # of a layer: A (I, I) of its inputs, G (O, O) of its output gradients
 LARGEST_POWER = 32  # of S, whose square fp32's products still hold with room for gradients
@@ -19,21 +20,17 @@ def empty_factor(rank: Rank, n: int, weight: str) -> np.ndarray:
     return rank.memory.alloc((n, n), np.float32, "workspace", f"factor of {weight}")
 
 
-class Observer:
-    """Takes what layers hand over for the optimizer beside gradients: the factors A and G of one rank's layers (K-FAC),
-    of the weights that are ``wanted``.
+class FactorObserver(Observer):
+    """The factors A and G of one rank's layers (K-FAC); ``wanted`` names the weights that are updated with them.
 
     A is the mean over rows of x xᵀ, G that of g gᵀ, with g the gradient of a row's own loss with respect to the layer's
     output: backward hands over dy = S·g/M, or S·g/(M·f) where the loss is the mean over the share f of places that have
     a target; g is 0 in the others. Source: Martens & Grosse 2015 (arXiv:1503.05671), section 3.
     """
 
-    share = 1.0  # of the places that have a target, in the micro-batch of the backward under way
-
     def __init__(self, rank: Rank, wanted: frozenset[str], loss_scale: LossScaler) -> None:
+        super().__init__()
         self.rank, self.wanted, self.loss_scale = rank, wanted, loss_scale
-        self.sums: dict[str, Factors] = {}
-        self.rows: dict[str, int] = {}
 
     def observe(self, weight: str, x: np.ndarray, dy: np.ndarray) -> None:
         """Adds the products of one micro-batch: x (M, I), dy (M, O)."""

@@ -376,3 +376,23 @@ class Reducer:
 
     def _parts(self, bucket: Bucket, array: np.ndarray, placement: Placement) -> Parts:
         return bucket.own_in_shard(self.rank.index, array) if placement is SHARDED else bucket.in_vector(array)
+
+
+class Observer:
+    """Takes what layers hand over for the optimizer beside gradients: nothing, unless one needs it (`zero.factors`)."""
+
+    share = 1.0  # of the places that have a target, in the micro-batch of the backward under way
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Any] = {}
+        self.rows: dict[str, int] = {}
+
+    def observe(self, weight: str, x: np.ndarray, dy: np.ndarray) -> None:
+        """Adds what one micro-batch gives: x (M, I), dy (M, O)."""
+
+    def averaged(self) -> dict[str, Any]:
+        """The means over ranks and micro-batches, by weight."""
+        return {}
+
+    def abandon(self) -> None:
+        """Drops what was observed."""

@@ -11,13 +11,14 @@ from functools import partial
 from typing import cast
 
 from zerosim.numerics.kernels import do_nothing
+from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.places import DEVICE
 from zerosim.numerics.policy import Policy
 from zerosim.options import StepOptions
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
-from zerosim.zero.factors import Observer
-from zerosim.zero.gradients import Reducer, Reduction
+from zerosim.zero.factors import FactorObserver
+from zerosim.zero.gradients import Observer, Reducer, Reduction
 from zerosim.zero.hybrid import HybridReduction, check_hybrid, lay_out_inside
 from zerosim.zero.layout import Layout, lay_out
 from zerosim.zero.micro_batch_order import ExactSquares, OrderedReduction, check_order, refuse_factors
@@ -52,7 +53,6 @@ class Plugs:
     unsharder: type[Unsharder] = Unsharder
     all_gather: type[ParameterAllGather] = ParameterAllGather
     update: type[Update] = Update
-    observer: type[Observer] = Observer
     squares: Squares = field(default_factory=Squares)
     check: Callable[[Sequence[ParamGroup]], None] = do_nothing
 
@@ -80,6 +80,11 @@ def check_options(options: StepOptions, stage: Stage, policy: Policy) -> None:
         check_parts(options.zeropp, stage, policy)
     elif options.mesh:
         check_hybrid(stage)
+
+
+def observer_of(rank: Rank, wanted: frozenset[str], loss_scale: LossScaler) -> Observer:
+    """The observer of layers: of the factors of ``wanted`` weights, or of nothing."""
+    return FactorObserver(rank, wanted, loss_scale) if wanted else Observer()
 
 
 def _plug_zeropp(plugs: Plugs, options: StepOptions) -> None:
