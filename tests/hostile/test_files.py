@@ -14,14 +14,14 @@ import pytest
 from tests.hostile.readers import ANSWER, READERS, SHARD, edited
 from tests.hostile.spoiling import DEEP, Raises, put
 from tests.support import ask, assert_command_refuses
-from zerosim.ranks.process import guarded
+from zerosim.ranks import process
 from zerosim.zero import CheckpointError
 
 FORBIDDEN = {"pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.remove",
              "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "shutil.rmtree"}
 
 
-@guarded  # for all tests after these it is called inside a cluster's bookkeeping too, where Ctrl-C waits
+@process.guarded  # for all tests after these it is called inside a cluster's bookkeeping too, where Ctrl-C waits
 class Watch:
     """What Python's own audit hears of this thread in a ``with`` block: files opened for writing, programs, pickles.
 
