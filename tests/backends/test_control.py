@@ -184,7 +184,7 @@ def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in
     links.in_order, links.collective = in_order, lambda parts: iter([begun.append(parts[0].call)] * 9)
     backend = backend_of(channel, links, debug=True)
     of_all = call(0).call
-    of_two = replace(of_all, group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
+    of_two = of_all._replace(group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     for its in (of_all, of_two):
         empty = np.empty(6, np.float32)
         backend.issue(0, calls.PendingCall(its, 0, kernels.NumpyKernels(), empty, empty))

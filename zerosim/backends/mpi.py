@@ -8,7 +8,7 @@ import numpy as np
 
 from zerosim.backends.processes.cluster import ProcessCluster
 from zerosim.backends.processes.control import Channel
-from zerosim.numerics.arrays import as_bytes, copy_elements, on_device, to_host
+from zerosim.numerics.arrays import as_bytes, copy_elements, may_share_memory, on_device, to_host
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Call, GroupKey, PendingCall, chunk_lengths
 from zerosim.ranks.cluster import Processor
@@ -125,8 +125,8 @@ class NativeCall:
                 self._op = mpi.Op.Create(combined(call.op, call.dtype), commute=True)
                 self._made.append(self._op)
         self._out, self._x = landing(me.out), to_host(me.x)
-        if me.in_place and self._x is me.x:  # MPI forbids that a collective reads where it writes
-            self._x = me.x.copy()
+        if may_share_memory(self._x, self._out):  # MPI forbids that a collective reads where it writes
+            self._x = self._x.copy()
         self._request = self._begun()
 
     def is_over(self) -> bool:
@@ -156,7 +156,7 @@ class NativeCall:
             case "all_reduce":
                 return comm.Iallreduce(whole_x, whole_out, op)
             case "broadcast":
-                if mine == root and not self.me.in_place:
+                if mine == root:
                     self._out[...] = self._x
                 return comm.Ibcast(whole_out, root)
             case "reduce":

@@ -11,11 +11,11 @@ Legend: n elements of the whole vector, N ranks. A cut is a tuple of N+1 boundar
 import operator
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from types import EllipsisType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -104,8 +104,7 @@ GATHERS = ("all_gather", "gather")  # of which each rank passes its chunk
 GroupKey = tuple[tuple[int, ...], tuple[int, ...]]  # the members' indices, and what tells groups of equal members apart
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One collective of one group: its number there, what it does and to what.
 
     ``group`` holds the members' indices in the whole cluster and ``communicator`` tells groups of equal members
@@ -154,8 +153,8 @@ class Call:
 
     def normalized(self) -> "Call":
         """The call without what tells it apart from others of the same hops: the n-th of a loop makes the first's."""
-        return replace(self, number=0, communicator=(), group=tuple(range(self.ranks)), purpose="unspecified",
-                       agreement="")
+        return self._replace(number=0, communicator=(), group=tuple(range(self.ranks)), purpose="unspecified",
+                             agreement="")
 
     def checked_reduction(self) -> "Call":
         """The call of a reduction with its mean in full: "avg" is "mean", by the first of the averaging rules if none.
@@ -174,7 +173,7 @@ class Call:
                              "sum, or cast to a float")
         if op != "mean":
             return self
-        return replace(self, op=op, average=MEANS[0] if self.average is None else self.average)
+        return self._replace(op=op, average=MEANS[0] if self.average is None else self.average)
 
     @property
     def shapes(self) -> str:
@@ -282,9 +281,8 @@ class PendingCall:
     """One rank's part in a call, from its issue until its result is there; algorithms know it as ``me``.
 
     ``index`` is the rank's place in the group; ``x`` and ``out`` are flat, ``buffers`` those that the algorithm
-    declared. ``in_place``: the input already lies where the algorithm would copy it. ``count`` gets the bytes that
-    the rank has sent; where a call is only expanded nobody counts. ``where`` is the line of the program that issued an
-    asynchronous call, and has gone on; that of another call waits in it.
+    declared. ``count`` gets the bytes that the rank has sent; where a call is only expanded nobody counts. ``where`` is
+    the line of the program that issued an asynchronous call, and has gone on; that of another call waits in it.
     """
 
     call: Call
@@ -293,7 +291,6 @@ class PendingCall:
     x: Array
     out: Array
     buffers: list[Array] = field(default_factory=list)
-    in_place: bool = False
     count: Callable[[int], None] = do_nothing
     where: str = ""
     done: bool = False

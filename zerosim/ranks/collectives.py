@@ -10,7 +10,7 @@ Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]].
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -319,8 +319,8 @@ def checked_options(call: Call, row: Algorithm, *, library: str | None, wire: st
     if wire or accumulate:
         _check_rounding(call, row, wire, accumulate)
         dtypes = [format_of(name).dtype if name else None for name in (wire, accumulate)]
-        call = replace(call, wire=None if dtypes[0] == call.dtype else dtypes[0],
-                       accumulate=None if dtypes[1] == call.dtype else dtypes[1])
+        call = call._replace(wire=None if dtypes[0] == call.dtype else dtypes[0],
+                             accumulate=None if dtypes[1] == call.dtype else dtypes[1])
     return call
 
 
@@ -439,7 +439,7 @@ def sent_by(call: Call, index: int) -> int:
     What a library's own collective sends is not known; it is counted as the first algorithm of the table would send.
     """
     if call.algorithm == NATIVE:
-        call = replace(call, algorithm=next(iter(ALGORITHMS[call.operation])))
+        call = call._replace(algorithm=next(iter(ALGORITHMS[call.operation])))
     if fast_ring.serves(call):
         return fast_ring.sent_nbytes(call)[index]
     steps = steps_of(without_data(call, index, NullKernels()))

@@ -114,7 +114,7 @@ def _parts(me: PendingCall, packed: Array) -> tuple[PendingCall, PendingCall]:
 
 
 def _part(me: PendingCall, index: int, cut: Cut, x: Array) -> PendingCall:
-    call = replace(me.call, group=tuple(range(len(cut) - 1)), cut=cut, algorithm="ring")
+    call = me.call._replace(group=tuple(range(len(cut) - 1)), cut=cut, algorithm="ring")
     return PendingCall(call, index, me.kernels, x, x)
 
 

@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from zerosim.numerics.arrays import copy_elements, poison, start
+from zerosim.numerics.arrays import copy_elements, may_share_memory, poison, start
 from zerosim.ranks import fast_ring
 from zerosim.ranks.call import Array, Backend, Call, Exchanges, GroupKey, Hop, Pending, PendingCall, PendingExchange
 from zerosim.ranks.collectives import NATIVE, Delivery, lockstep, steps_of
@@ -233,7 +233,7 @@ class InProcess(Transport):
             return
         if self.options.watch == "hop":
             for me in parts:  # who looks at a result between two hops can tell what has not been written yet
-                if not me.in_place:
+                if not may_share_memory(me.x, me.out):
                     poison(me.out)
         yield from super().collective(parts)
 

@@ -237,7 +237,7 @@ def all_reduce_rabenseifner(me: PendingCall, x: Array, out: Array) -> Exchanges:
 def as_active(me: PendingCall, fold: Fold, virtual: int) -> PendingCall:
     """The rank inside the smaller call of the 2^m active ranks, which cut the vector anew where some sit out."""
     cut = me.call.cut if fold.pairs == 0 else ceil_cut(me.call.length, fold.active)
-    inner = replace(me.call, group=tuple(range(fold.active)), cut=cut)
+    inner = me.call._replace(group=tuple(range(fold.active)), cut=cut)
     return PendingCall(inner, virtual, me.kernels, me.x, me.out)
 
 

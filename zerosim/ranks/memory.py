@@ -90,7 +90,7 @@ class Memory(Plotted):
         if dtype.hasobject:
             raise ValueError(f"{self.owner} asked for an array of type {dtype}, whose elements lie where no memory "
                              "counts their bytes; take a type of numbers, such as np.float32")
-        lengths = (shape,) if isinstance(shape, int | np.integer) else shape
+        lengths = shape if isinstance(shape, tuple) else (shape,)
         if lengths and min(lengths) < 0:
             raise ValueError(f"{self.owner} asked for an array of shape {shape}, but no length can be negative")
         nbytes = dtype.itemsize * math.prod(map(int, lengths))

@@ -446,8 +446,7 @@ class Rank:
                                    like=x) if receives else np.empty(0, x.dtype)
         sends = Collective(call, trace.path, async_op)
         me = PendingCall(call, self.index, state.kernels.serving(x), captured.reshape(-1), landing.reshape(-1),
-                         in_place=in_place and captured is x, count=partial(trace.sent, sends),
-                         where=place_of_call() if async_op else "")
+                         count=partial(trace.sent, sends), where=place_of_call() if async_op else "")
         me.buffers = [memory.alloc(length, dtype, BUFFER, operation, like=x) for length, dtype in row.buffers(me)]
 
         state.calls[self.key] += 1

@@ -8,7 +8,6 @@ Legend: N ranks of a group. Bytes are those a rank *sends*; each is received onc
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -45,6 +44,8 @@ def checked_kinds(kinds: str | Iterable[str] | None) -> frozenset[str]:
     return frozenset(map(checked_kind, [kinds] if isinstance(kinds, str) else KINDS if kinds is None else kinds))
 
 
+# No row is frozen, though those with a hash never change: frozen, one takes three times as long to make, and a rank's
+# step has hundreds.
 @dataclass(slots=True)
 class Collective:
     """A rank's part in one collective: the call, and the bytes that this rank sent in it."""
@@ -74,21 +75,21 @@ class Message:
     sent_nbytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Issue:
     """An asynchronous collective was issued here."""
 
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Wait:
     """The program waited here for the asynchronous collective."""
 
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Held:
     """An array entered the memory (``nbytes`` > 0) or left it (``nbytes`` < 0).
 
@@ -101,7 +102,7 @@ class Held:
     number: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Compute:
     """Arithmetic: floating-point operations, and bytes read and written."""
 
@@ -110,14 +111,14 @@ class Compute:
     span: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class SpanBegin:
     """A named stretch of the program begins; spans nest."""
 
     path: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class SpanEnd:
     """The named stretch ends."""
 
@@ -140,7 +141,7 @@ class InjectedFault:
     @staticmethod
     def place(call: Call | None, hop: Hop | None) -> str:
         """The message or the call in words, without what else its ranks have agreed on."""
-        said = str(replace(call, agreement="")) if call else "a message"
+        said = str(call._replace(agreement="")) if call else "a message"
         if hop is None:
             return said
         return (f"{f'hop {hop.step} of {said}' if call else said} from rank {hop.source} to rank {hop.destination}, "
@@ -239,16 +240,9 @@ class Trace(Plotted):
         self.add(Compute(flops, nbytes, self.path))
         self.after_compute()
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
+    def span(self, name: str) -> "Span":
         """Names the stretch of the program inside the ``with`` block."""
-        self.path = (*self.path, name)
-        self.add(SpanBegin(self.path))
-        try:
-            yield
-        finally:
-            self.add(SpanEnd(self.path))
-            self.path = self.path[:-1]
+        return Span(self, name)
 
     def sent_nbytes(self, purpose: str | None = None, span: str | None = None) -> int:
         """Bytes this rank sent: all, or those of one purpose, or inside spans of one name; of dropped rows too.
@@ -328,6 +322,26 @@ class Trace(Plotted):
     def __repr__(self) -> str:
         dropped = f", {self.dropped:,} dropped before them" if self.dropped else ""
         return f"<Trace of {len(self.rows):,} rows{dropped}, {self.sent_nbytes():,} bytes sent>"
+
+
+@guarded
+class Span:
+    """A ``with`` block that is a named stretch of a rank's program: `Trace.span`."""
+
+    __slots__ = "name", "trace"
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self.trace, self.name = trace, name
+
+    def __enter__(self) -> None:
+        trace = self.trace
+        trace.path = path = (*trace.path, self.name)
+        trace.add(SpanBegin(path))
+
+    def __exit__(self, *raised: object) -> None:
+        trace = self.trace
+        trace.add(SpanEnd(trace.path))
+        trace.path = trace.path[:-1]
 
 
 class Traces(tuple[Trace, ...], Plotted):

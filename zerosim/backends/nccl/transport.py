@@ -285,7 +285,7 @@ class NCCLTransport(Transport):
         """NCCL's own collective, on the stream at once; of one that NCCL lacks, all messages of ours in one group."""
         call = parts[0].call
         if call.operation in MESSAGES:
-            ours = replace(call, algorithm="pairwise")  # no message of which depends on another
+            ours = call._replace(algorithm="pairwise")  # no message of which depends on another
             steps = lockstep({me.index: self.steps(replace(me, call=ours)) for me in parts})
             for delivery in self.move(call.key, [delivery for step in steps for delivery in step], call):
                 if delivery is None:
