@@ -1,7 +1,7 @@
 """Plain data as bytes, and back: what processes tell each other where no launcher vouches for who speaks.
 
-Bytes from elsewhere run nothing: they hold numbers, texts, arrays, what is made of those, and dataclasses of this
-package, whose fields are filled in without a call. Nothing is imported for them.
+Bytes from elsewhere run nothing: they hold numbers, texts, arrays, what is made of those, and dataclasses and named
+tuples of this package, whose fields are filled in without a call. Nothing is imported for them.
 """
 
 import json
@@ -54,9 +54,9 @@ def _plain(value: Any) -> Any:
     for many, kind in MANY.items():
         if type(value) is kind or (kind is tuple and type(value) is Integers):
             return [many, *map(_plain, value)]
-    if is_dataclass(type(value)) and type(value).__module__.startswith(OURS):
+    if type(value).__module__.startswith(OURS) and (names := _fields(type(value))) is not None:
         return ["object", type(value).__module__, type(value).__qualname__,
-                *[_plain(getattr(value, field.name)) for field in fields(value)]]
+                *[_plain(getattr(value, name)) for name in names]]
     raise ValueError(f"found {type(value).__name__}, but without MPI processes tell each other plain data alone: None, "
                      "numbers, texts, bytes, NumPy arrays, and lists, tuples, sets and dicts of them; make it one of "
                      "these, or start the job with mpiexec, whose processes may tell each other anything")
@@ -86,12 +86,20 @@ def _value(plain: Any) -> Any:
 
 def _object(module: str, name: str, *values: Any) -> Any:
     found = known(module, name) if module.startswith(OURS) else None
-    if not isinstance(found, type) or not is_dataclass(found):
+    if not isinstance(found, type) or (names := _fields(found)) is None:
         raise ValueError(f"{module}.{name} is no kind of plain data")
+    by_name = {name: _value(value) for name, value in zip(names, values, strict=True)}
+    if issubclass(found, tuple):
+        return tuple.__new__(found, by_name.values())
     made = object.__new__(found)
-    for field, value in zip(fields(found), values, strict=True):
-        object.__setattr__(made, field.name, _value(value))
+    for field, value in by_name.items():
+        object.__setattr__(made, field, value)
     return made
+
+
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """The names of the fields of a dataclass, or of a named tuple; None for another type."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else getattr(kind, "_fields", None)
 
 
 def known(module: str, name: str) -> Any:
