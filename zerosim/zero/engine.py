@@ -45,7 +45,7 @@ from zerosim.zero.param_group import Group, ParamGroup, Settings, settings_by_gr
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.plugs import observer_of, plugs_of
 from zerosim.zero.skipped import SkippedSteps
-from zerosim.zero.update import OPERATIONS, Schedule, StepResult, Update
+from zerosim.zero.update import Schedule, StepResult, Update
 from zerosim.zero.whole_tensors import whole_state
 
 Batch = tuple[np.ndarray, np.ndarray]
@@ -288,8 +288,7 @@ class Engine(Shown):
             saved.append(None if starts else saved_here)
             del saved_here
         with self.rank.trace.span("loss"):
-            loss, saved_by_loss = self.rank.compute(partial(self.model.loss.forward, ctx, x, target),
-                                                    operations=OPERATIONS * x.size)
+            loss, saved_by_loss = self.rank.compute(partial(self.model.loss.forward, ctx, x, target), operations=x.size)
         return Tape(ctx, loss, saved_by_loss, saved, inputs, self.model.loss.tokens(ctx, target), target.size, x.size)
 
     def _backward_units(self, tape: Tape, scale: float) -> None:
@@ -300,8 +299,7 @@ class Engine(Shown):
             [index for segment in reversed(segments) for index in self._backward_order(segment, tape)])
         with self.rank.trace.span("loss"):
             dy: np.ndarray | None = self.rank.compute(
-                partial(self.model.loss.backward, tape.ctx, tape.saved_by_loss, scale),
-                operations=OPERATIONS * tape.outputs)
+                partial(self.model.loss.backward, tape.ctx, tape.saved_by_loss, scale), operations=tape.outputs)
         tape.saved_by_loss = None
         for segment in reversed(segments):
             if segment.start in tape.inputs:
