@@ -14,7 +14,7 @@ import zerosim as zs
 from tests.ranks.asking import allowed, ask
 from zerosim.planning import Device, Link, Machine, Network, Recording, record
 from zerosim.planning import recording as recordings
-from zerosim.ranks import TransferWait, transfers
+from zerosim.ranks import TransferWait, option_rows
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 OPTIONS = {"plain": {}, "overlap": {"overlap": True}, "prefetch": {"prefetch": 2},
@@ -109,7 +109,7 @@ def program_of(*actions: tuple) -> Any:
             elif name == "barrier":
                 rank.barrier()
             elif name in recordings.DIRECTIONS:
-                moved.append(transfers.begin_transfer(rank.trace, name, "gradient", rest[0]))
+                moved.append(option_rows.begin_transfer(rank.trace, name, "gradient", rest[0]))
             elif name == "arrive" and moved:
                 rank.trace.add(TransferWait(moved.pop(0)))
             elif isinstance(name, tuple) and allowed(*name, rank.size):

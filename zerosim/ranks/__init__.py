@@ -17,10 +17,10 @@ from zerosim.ranks.inspect import step_through
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.null_cluster import NullCluster
+from zerosim.ranks.option_rows import Transfer, TransferWait
 from zerosim.ranks.races import Exploration, RaceError, explore
 from zerosim.ranks.rank import Rank, Work
 from zerosim.ranks.trace import Compute, Lifetime, Trace
-from zerosim.ranks.transfers import Transfer, TransferWait
 
 __all__ = ["AsymmetryError", "BackendError", "Cluster", "Compute", "DeadlockError", "Exploration", "Hop",
            "Lifetime", "Memory", "Mesh", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError",

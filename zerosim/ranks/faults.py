@@ -35,9 +35,10 @@ from zerosim.ranks.call import Array, Call, GroupKey, Hop, Pending, PendingCall
 from zerosim.ranks.collectives import ALGORITHMS, Delivery
 from zerosim.ranks.errors import add_note
 from zerosim.ranks.hub import Deliveries, InProcess, RunOptions
+from zerosim.ranks.option_rows import InjectedFault
 from zerosim.ranks.process import guarded
 from zerosim.ranks.rank import RankState
-from zerosim.ranks.trace import InjectedFault, checked_purpose
+from zerosim.ranks.trace import checked_purpose
 
 CHECKSUM_NBYTES = 4  # CRC-32
 MESSAGE = "message"  # the collective of what a program sends itself

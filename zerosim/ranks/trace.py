@@ -15,8 +15,8 @@ from zerosim.numerics.checks import is_count, unknown_name
 from zerosim.numerics.kernels import do_nothing
 from zerosim.ranks.call import Call, Hop
 from zerosim.ranks.collectives import expand
+from zerosim.ranks.option_rows import InjectedFault, Transfer, TransferWait
 from zerosim.ranks.process import guarded
-from zerosim.ranks.transfers import Transfer, TransferWait
 from zerosim.shown import Plotted
 
 PURPOSES = ("parameters", "gradients", "state", "control", "unspecified")
@@ -44,8 +44,7 @@ def checked_kinds(kinds: str | Iterable[str] | None) -> frozenset[str]:
     return frozenset(map(checked_kind, [kinds] if isinstance(kinds, str) else KINDS if kinds is None else kinds))
 
 
-# No row is frozen, though those with a hash never change: frozen, one takes three times as long to make, and a rank's
-# step has hundreds.
+# No row of a plain step is frozen, though those with a hash never change: frozen, it takes three times as long to make.
 @dataclass(slots=True)
 class Collective:
     """A rank's part in one collective: the call, and the bytes that this rank sent in it."""
@@ -123,33 +122,6 @@ class SpanEnd:
     """The named stretch ends."""
 
     path: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class InjectedFault:
-    """A fault that `ranks.faults` has injected: its text; the rank, the training step (0: before the first), the call
-    and the message that it struck, whose ranks are the cluster's; and the bytes of the message, or of files.
-    """
-
-    fault: str
-    rank: int
-    step: int
-    call: Call | None = None
-    hop: Hop | None = None
-    nbytes: int = 0
-
-    @staticmethod
-    def place(call: Call | None, hop: Hop | None) -> str:
-        """The message or the call in words, without what else its ranks have agreed on."""
-        said = str(call._replace(agreement="")) if call else "a message"
-        if hop is None:
-            return said
-        return (f"{f'hop {hop.step} of {said}' if call else said} from rank {hop.source} to rank {hop.destination}, "
-                + f"chunks {list(hop.chunks)}, " * bool(hop.chunks) + f"{hop.nbytes:,} bytes")
-
-    def __str__(self) -> str:
-        where = self.place(self.call, self.hop) if self.call or self.hop else f"after {self.nbytes:,} bytes of files"
-        return f"{self.fault}: in step {self.step}, {where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,23 +297,20 @@ class Trace(Plotted):
 
 
 @guarded
+@dataclass(slots=True)
 class Span:
-    """A ``with`` block that is a named stretch of a rank's program: `Trace.span`."""
+    """A ``with`` block that is a named stretch of a rank's program."""
 
-    __slots__ = "name", "trace"
-
-    def __init__(self, trace: Trace, name: str) -> None:
-        self.trace, self.name = trace, name
+    trace: Trace
+    name: str
 
     def __enter__(self) -> None:
-        trace = self.trace
-        trace.path = path = (*trace.path, self.name)
-        trace.add(SpanBegin(path))
+        self.trace.path += (self.name,)
+        self.trace.add(SpanBegin(self.trace.path))
 
     def __exit__(self, *raised: object) -> None:
-        trace = self.trace
-        trace.add(SpanEnd(trace.path))
-        trace.path = trace.path[:-1]
+        self.trace.add(SpanEnd(self.trace.path))
+        self.trace.path = self.trace.path[:-1]
 
 
 class Traces(tuple[Trace, ...], Plotted):

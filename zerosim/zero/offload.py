@@ -28,9 +28,9 @@ import numpy as np
 from zerosim.numerics.arrays import AnyArray, as_bytes, copy_elements, has_data, spans
 from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.places import DEVICE, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST, Offload
+from zerosim.ranks.option_rows import Transfer, TransferWait, begin_transfer
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.together import all_or_none
-from zerosim.ranks.transfers import Transfer, TransferWait, begin_transfer
 from zerosim.zero.placements import Store, Workplace
 
 Outcome = Future[OSError | None]  # of what a thread does

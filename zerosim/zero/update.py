@@ -118,9 +118,8 @@ class Update:
         tensor_norms = _tensor_norms(group, context, self.squares)
         for region, updates in self._updates[group]:
             update = partial(self._update_region, group, updates, context, tensor_norms)
-            # Here, in norms and in losses an element counts as one operation: threads that make many short calls hand
-            # Python's lock to and fro (2026-11-25, 2 cores: a step of 4 ranks on 1e6 parameters took 26 ms with a count
-            # of 64, and 19 with this one; one on 6.4e7 took 850 ms, and 902 without threads for updates).
+            # As in norms and losses an element counts as one operation: in many short calls threads wait for Python's
+            # lock (2026-11-25: steps of 4 ranks on 1e6 parameters took 19 ms, with a count of 64 they took 26).
             if any(entry.name in group.gathered for entry, _ in updates):
                 update()
             else:
