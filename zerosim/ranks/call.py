@@ -294,16 +294,13 @@ class PendingCall:
     count: Callable[[int], None] = do_nothing
     where: str = ""
     done: bool = False
-    size: int = field(init=False)
-    root: int = field(init=False)
-    dtype: np.dtype[Any] = field(init=False)
-    wire: np.dtype[Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        call = self.call
-        self.size, self.root, self.dtype, self.wire = len(call.group), call.root, call.dtype, call.wire_dtype
 
     # -- for the algorithm --------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """N, the number of ranks that take part."""
+        return len(self.call.group)
 
     def neighbor(self, distance: int) -> int:
         """The rank ``distance`` places further on the ring."""

@@ -50,7 +50,7 @@ def reduce_scatter_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
         own = me.chunk(x, arriving)
         landing, partial = me.buffers[other][:len(own)], _on_the_wire(me, partial)
         yield Exchange(partial, me.neighbor(1), landing, me.neighbor(-1), (sent,))
-        last = step == me.size - 2 and me.wire == me.dtype
+        last = step == me.size - 2 and me.call.wire_dtype == me.call.dtype
         me.combine(landing, own, out if last else landing)
         partial, other = (out if last else landing), 1 - other
     me.copy(partial, out)
@@ -58,7 +58,7 @@ def reduce_scatter_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
 
 def _on_the_wire(me: PendingCall, chunk: Array) -> Array:
     """The first contribution, cast; every later partial sum is in the wire's format already."""
-    if chunk.dtype == me.wire:
+    if chunk.dtype == me.call.wire_dtype:
         return chunk
     cast = me.buffers[0][:len(chunk)]
     me.copy(chunk, cast)
@@ -71,8 +71,8 @@ def ring_buffers(me: PendingCall) -> list[Buffer]:
     The first to arrive lies in the second buffer; where the wire has a format of its own, the first to leave is cast
     into the first.
     """
-    first, second = _travelling_lengths(me.call.cut, me.index, me.size > 1 and me.wire != me.dtype)
-    return [(first, me.wire), (second, me.wire)]
+    first, second = _travelling_lengths(me.call.cut, me.index, me.size > 1 and me.call.wire_dtype != me.call.dtype)
+    return [(first, me.call.wire_dtype), (second, me.call.wire_dtype)]
 
 
 @lru_cache(maxsize=4096)
@@ -104,7 +104,7 @@ def reduce_scatter_pairwise(me: PendingCall, x: Array, out: Array) -> Exchanges:
 def pairwise_buffers(me: PendingCall) -> list[Buffer]:
     """The sum so far, in the format that accumulates, and one contribution that arrives."""
     length = me.length(me.index) if me.size > 1 else 0
-    return [(length, me.call.accumulate or me.dtype), (length, me.dtype)]
+    return [(length, me.call.accumulate or me.call.dtype), (length, me.call.dtype)]
 
 
 # -- All-gather: every rank gives its chunk and receives the whole vector --------------------------------------------
@@ -127,18 +127,18 @@ def all_gather_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
 
 def broadcast_naive(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """The root sends to one rank after the other: N-1 steps, (N-1)n bytes from the root."""
-    if me.index == me.root:
+    if me.index == me.call.root:
         me.copy(x, out)
         for step in range(1, me.size):
             yield Exchange(out, me.neighbor(step), None, None)
     else:
-        yield Exchange(None, None, out, me.root)
+        yield Exchange(None, None, out, me.call.root)
 
 
 def reduce_naive(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """All send to the root, which adds in the order root, root+1, ... ``x`` (n,), ``out`` (n,) at the root."""
-    if me.index != me.root:
-        yield Exchange(x, me.root, None, None)
+    if me.index != me.call.root:
+        yield Exchange(x, me.call.root, None, None)
         return
     me.copy(x, out)
     for step in range(1, me.size):
@@ -148,8 +148,8 @@ def reduce_naive(me: PendingCall, x: Array, out: Array) -> Exchanges:
 
 def gather_pairwise(me: PendingCall, x: Array, out: Array | None) -> Exchanges:
     """Every rank sends its chunk to the root, in N-1 steps there. ``x`` (len(chunk r),), ``out`` (n,) at the root."""
-    if me.index != me.root:
-        yield Exchange(x, me.root, None, None, (me.index,))
+    if me.index != me.call.root:
+        yield Exchange(x, me.call.root, None, None, (me.index,))
         return
     me.copy(x, me.chunk(out, me.index))
     for step in range(1, me.size):
@@ -203,7 +203,7 @@ def all_reduce_everyone(me: PendingCall, x: Array, out: Array) -> Exchanges:
 def everyone_buffers(me: PendingCall) -> list[Buffer]:
     """The sum, in the format that accumulates, and the vectors of the N-1 others."""
     n = me.call.length
-    return [(n, me.call.accumulate or me.dtype)] + [(n, me.dtype)] * (me.size - 1)
+    return [(n, me.call.accumulate or me.call.dtype)] + [(n, me.call.dtype)] * (me.size - 1)
 
 
 # -- The one table of collectives, their algorithms and what each of them allows -------------------------------------

@@ -96,7 +96,7 @@ class InTwoSteps:
     def buffers(self, me: PendingCall) -> list[Buffer]:
         """The whole vector, slice by slice, and what the two rings receive in turn."""
         inside, across = _parts(me, me.x[:0])
-        return [(me.call.length, me.dtype), *self.ring_buffers(inside), *self.ring_buffers(across)]
+        return [(me.call.length, me.call.dtype), *self.ring_buffers(inside), *self.ring_buffers(across)]
 
 
 def _node_size(me: PendingCall) -> int:

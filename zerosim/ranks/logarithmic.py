@@ -44,7 +44,7 @@ def kept_ranges(me: PendingCall) -> list[tuple[int, int]]:
 def halving_buffers(me: PendingCall) -> list[Buffer]:
     """One buffer for each range kept: n/2, n/4, ... elements."""
     bounds = [me.bounds(low, count) for low, count in kept_ranges(me)]
-    return [(b.stop - b.start, np.dtype(me.dtype)) for b in bounds]
+    return [(b.stop - b.start, np.dtype(me.call.dtype)) for b in bounds]
 
 
 def all_gather_doubling(me: PendingCall, x: Array, out: Array) -> Exchanges:
@@ -79,7 +79,7 @@ def all_gather_bruck(me: PendingCall, x: Array, out: Array) -> Exchanges:
 
 def packed_buffer(me: PendingCall) -> list[Buffer]:
     """The whole vector, its chunks in another order."""
-    return [(me.call.length, me.dtype)]
+    return [(me.call.length, me.call.dtype)]
 
 
 # -- Binomial trees: broadcast, reduce, and the two as an all-reduce; and the barrier --------------------------------
@@ -88,7 +88,7 @@ def packed_buffer(me: PendingCall) -> list[Buffer]:
 
 def broadcast_tree(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """ceil(log2 N) steps on a binomial tree: who has the vector doubles its number each step. ``x``, ``out`` (n,)."""
-    v = me.neighbor(-me.root)
+    v = me.neighbor(-me.call.root)
     if v:
         reach = v & -v
         yield Exchange(None, None, out, me.neighbor(-reach))
@@ -103,12 +103,12 @@ def broadcast_tree(me: PendingCall, x: Array, out: Array) -> Exchanges:
 
 def reduce_tree(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """ceil(log2 N) steps on a binomial tree, each rank sending its sum once. ``x`` (n,), ``out`` (n,) at the root."""
-    yield from tree_sum(me, x, out if me.index == me.root else me.buffers[1])
+    yield from tree_sum(me, x, out if me.index == me.call.root else me.buffers[1])
 
 
 def tree_sum(me: PendingCall, x: Array, total: Array) -> Exchanges:
     """The tree's sum in the root's ``total`` (n,); the other ranks that receive from someone add in theirs."""
-    v, partial, landing = me.neighbor(-me.root), x, me.buffers[0]
+    v, partial, landing = me.neighbor(-me.call.root), x, me.buffers[0]
     if v == 0 or receives_in_reduce(me):
         me.copy(x, total)
         partial = total
@@ -132,17 +132,17 @@ def all_reduce_tree(me: PendingCall, x: Array, out: Array) -> Exchanges:
 def reduce_buffers(me: PendingCall) -> list[Buffer]:
     """A whole vector that arrives and, but for the root, one to add it to; nothing where a rank only sends."""
     [(length, dtype)] = landing_buffer(me)
-    return [(length, dtype), (0 if me.index == me.root else length, dtype)]
+    return [(length, dtype), (0 if me.index == me.call.root else length, dtype)]
 
 
 def landing_buffer(me: PendingCall) -> list[Buffer]:
     """A whole vector that arrives; nothing where a rank only sends."""
-    return [(me.call.length if receives_in_reduce(me) else 0, me.dtype)]
+    return [(me.call.length if receives_in_reduce(me) else 0, me.call.dtype)]
 
 
 def receives_in_reduce(me: PendingCall) -> bool:
     """True for the root, and on a tree for every even place that has someone to receive from."""
-    v = me.neighbor(-me.root)
+    v = me.neighbor(-me.call.root)
     if me.call.algorithm == "naive":
         return v == 0 and me.size > 1
     return v % 2 == 0 and v + 1 < me.size
@@ -246,12 +246,12 @@ def rabenseifner_buffers(me: PendingCall) -> list[Buffer]:
     fold = Fold.of(me.size)
     virtual = fold.virtual(me.index)
     if virtual is None:
-        return [(0, me.dtype)]
-    landing = (me.call.length if virtual < fold.pairs else 0, me.dtype)
+        return [(0, me.call.dtype)]
+    landing = (me.call.length if virtual < fold.pairs else 0, me.call.dtype)
     return [landing, *halving_buffers(as_active(me, fold, virtual))]
 
 
 def whole_buffer(me: PendingCall) -> list[Buffer]:
     """One whole vector that arrives; nothing for a rank that is alone, or sits out."""
     arrives = me.size > 1 and Fold.of(me.size).virtual(me.index) is not None
-    return [(me.call.length if arrives else 0, me.dtype)]
+    return [(me.call.length if arrives else 0, me.call.dtype)]
