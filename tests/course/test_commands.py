@@ -421,7 +421,7 @@ REFUSED = {
         ("--lr 1e30", "training has diverged: from step 2 on the loss is no finite number, and 1 of 2 steps"),
         ("--batch 1000000000000", "this machine has too little memory for it"),
         ("--save no/such/folder/run.json", "but: No such file or directory"),
-        ("--weights no-such", "no-such: No such file or directory"),
+        ("--weights no-such", "asked to begin from --weights no-such, and there is no such file or folder"),
         ("--weights x --resume --checkpoint y", "asked to begin from --weights x and to --resume"),
         ("--save-every 2", "without a folder; name one, as in --checkpoint my-run"),
         ("--checkpoint x --save-every 0", "every 0 steps; take a whole number, 1 or more"),
