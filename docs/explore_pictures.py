@@ -5,13 +5,11 @@ frame by frame. The report of a newcomer is of the program in ``docs/ten_minutes
 """
 
 import io
-import re
 from collections.abc import Iterator
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageColor
@@ -31,7 +29,7 @@ COMPARED = "#n=4&stage=3&overlap=1&b.stage=3&b.prefetch=1&t=14"
 PICTURES = {"explore-390": ((390, 844), WAITS, ".timeline"), "explore-1280": ((1280, 1010), WAITS, "main"),
             "explore-1920": ((1920, 1080), COMPARED, "main")}
 MOVES, WINDOW, SCALE, FRAMES, MILLISECONDS = "explore-moves", (1280, 860), 820 / 1280, 45, 220
-NEWCOMER, REPORTED = (960, 800), "#t=14&theme=light"
+NEWCOMER, REPORTED = (1280, 1066, 0.75), "#t=14&theme=light"
 COLORS = (*RANK_COLORS, *EVENT_COLORS.values(), *KIND_COLORS.values())
 THEMES = {"": "&theme=light", "-dark": "&theme=dark"}
 # What is pictured, and one of each number of ranks, so that all can be chosen.
@@ -63,12 +61,10 @@ def main() -> None:
 
 def recorded_of_a_newcomer(path: Path) -> Path:
     """The recording that ``docs/ten_minutes.md`` saves: of one step of its program on four ranks."""
-    text = re.search(r"```python\n(# mine\.py\n.*?)```", Path(__file__).with_name("ten_minutes.md").read_text("utf-8"), re.S)
-    assert text is not None
-    names: dict[str, Any] = {}
-    exec(compile(text[1], "mine.py", "exec"), names)
+    page, names = Path(__file__).with_name("ten_minutes.md").read_text("utf-8"), {}
+    exec(page.partition("```python\n# mine.py\n")[2].partition("```")[0], names)
     cluster = Cluster(4)
-    cluster.run(names["program"], steps=1)
+    cluster.run(names["program"], 1)
     recording.save(recording.record(cluster.trace), path)
     return path
 
