@@ -171,6 +171,8 @@ SAID = {  # of each command: switches, and what stands among the words
         ("--model gpt2 --tokens 1B --price 2 --compare=--batch=2", [
             "tokens per second and device", "1,000,000,000 tokens are 122,071 steps:",
             "side by side", "device-hours", "B is ZeRO-"]),
+        ("--model llama-3-8b --sequence 131072 --recompute block --stage 3", [
+            "No number of ranks makes it fit: what is not in shards, as activations and gathered units, does not"]),
         ("--runtime zerosim --model gpt2 --stage 3 --optimizer muon --ranks 1", [
             "What Muon works in while it updates whole tensors"])],
     "tune": [
