@@ -1,7 +1,7 @@
 """Takes the pictures of the page that moves, into ``docs/assets``: ``make pictures``, with a Chromium.
 
 Each is what a window of some width shows at an address of the page, light and dark. What moves is the page's own clock,
-frame by frame.
+frame by frame. The report of a newcomer is of the program in ``docs/ten_minutes.md``.
 """
 
 import io
@@ -15,9 +15,12 @@ import numpy as np
 from PIL import Image, ImageColor
 
 from tests.display.browser import Tab, open_tab
+from zerosim import Cluster
 from zerosim.course import explore
 from zerosim.course.explored_runs import RANKS, StepSetting, chunk_of
+from zerosim.display.report import save_report
 from zerosim.display.style import EVENT_COLORS, KIND_COLORS, RANK_COLORS
+from zerosim.planning import recording
 
 ASSETS = Path(__file__).with_name("assets")
 WAITS, STEP = "#n=4&stage=3&slow=1&t=17&rank=1&pick=wait-1-3", "#n=4&stage=3&slow=1&t=0"
@@ -26,6 +29,7 @@ COMPARED = "#n=4&stage=3&overlap=1&b.stage=3&b.prefetch=1&t=14"
 PICTURES = {"explore-390": ((390, 844), WAITS, ".timeline"), "explore-1280": ((1280, 1010), WAITS, "main"),
             "explore-1920": ((1920, 1080), COMPARED, "main")}
 MOVES, WINDOW, SCALE, FRAMES, MILLISECONDS = "explore-moves", (1280, 860), 820 / 1280, 45, 220
+NEWCOMER, REPORTED = (1280, 1066, 0.75), "#t=14&theme=light"
 COLORS = (*RANK_COLORS, *EVENT_COLORS.values(), *KIND_COLORS.values())
 THEMES = {"": "&theme=light", "-dark": "&theme=dark"}
 # What is pictured, and one of each number of ranks, so that all can be chosen.
@@ -50,6 +54,19 @@ def main() -> None:
             first, *others = frames(tab)
             first.save(ASSETS / f"{MOVES}{dark}.gif", save_all=True, append_images=others, duration=MILLISECONDS,
                        loop=0)
+        tab.resize(*NEWCOMER)
+        tab.open(save_report(recorded_of_a_newcomer(Path(folder, "run.json"))), REPORTED)
+        paletted(painted(tab)).save(ASSETS / "newcomer_report.png", optimize=True)
+
+
+def recorded_of_a_newcomer(path: Path) -> Path:
+    """The recording that ``docs/ten_minutes.md`` saves: of one step of its program on four ranks."""
+    page, names = Path(__file__).with_name("ten_minutes.md").read_text("utf-8"), {}
+    exec(page.partition("```python\n# mine.py\n")[2].partition("```")[0], names)
+    cluster = Cluster(4)
+    cluster.run(names["program"], 1)
+    recording.save(recording.record(cluster.trace), path)
+    return path
 
 
 def painted(tab: Tab) -> Image.Image:

@@ -110,8 +110,8 @@ def test_a_terminal_that_says_it_has_no_width_gets_40_columns():
 
 
 @pytest.mark.parametrize(("error", "exit_code", "said"), [
-    (zerosim.OutOfMemoryError("rank 0 asked for 8 bytes;\n  it holds 96"), 2,
-     "zerosim fail: rank 0 asked for 8 bytes; it holds 96\n"),
+    (zerosim.OutOfMemoryError("rank 0 asked for 8 bytes;\n  it holds 96\n  of 100"), 2,
+     "zerosim fail: rank 0 asked for 8 bytes; it holds 96; of 100\n"),
     (KeyboardInterrupt(), 130, ""), (ZeroDivisionError("a bug"), 1, "")],  # of our own, and it keeps its traceback
     ids=["out of memory", "ctrl-c", "a bug"])
 def test_an_error_in_a_command_is_one_line_unless_it_is_our_own(monkeypatch, error, exit_code, said):
@@ -132,9 +132,12 @@ def test_an_error_in_a_command_is_one_line_unless_it_is_our_own(monkeypatch, err
     ("train --lr=fast", "zerosim train: --lr takes a number, found 'fast'; "),
     ("train --stage 4", "zerosim train: --stage takes at most 3, found '4'; "),
     ("bench --rounds 0", "zerosim bench: --rounds takes at least 1, found '0'; "),
-    ("train --rank 3", "zerosim train: No such option: --rank"), ("cost", "zerosim cost: Missing option '--nbytes'; "),
+    ("train --rank 3", "zerosim train: No such option: --rank"), ("cost", "cost: Missing option '--nbytes', n, "),
+    ("tune --model gpt2", "Missing option '--global-batch', G, the sequences of a step on all ranks together; zerosim"),
     ("trian", "zerosim: No such command 'trian'. Did you mean 'train'?"),
-    ("plan more", "zerosim plan: Got unexpected extra argument"), ("cost --nbytes", "--nbytes' requires an argument")])
+    ("plan gpt2 more", "unexpected extra argument(s) (gpt2 more); if that is a model, write --model gpt2; zerosim"),
+    ("links gpt2", "zerosim links: Got unexpected extra argument(s) (gpt2); zerosim links --help"),
+    ("cost --nbytes", "--nbytes' requires an argument")])
 def test_what_cannot_be_parsed_is_one_line_of_our_own_and_exit_code_2(typed, said):
     done = ask(*typed.split())
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -171,6 +171,8 @@ SAID = {  # of each command: switches, and what stands among the words
         ("--model gpt2 --tokens 1B --price 2 --compare=--batch=2", [
             "tokens per second and device", "1,000,000,000 tokens are 122,071 steps:",
             "side by side", "device-hours", "B is ZeRO-"]),
+        ("--model llama-3-8b --sequence 131072 --recompute block --stage 3", [
+            "No number of ranks makes it fit: what is not in shards, as activations and gathered units, does not"]),
         ("--runtime zerosim --model gpt2 --stage 3 --optimizer muon --ranks 1", [
             "What Muon works in while it updates whole tensors"])],
     "tune": [
@@ -421,7 +423,7 @@ REFUSED = {
         ("--lr 1e30", "training has diverged: from step 2 on the loss is no finite number, and 1 of 2 steps"),
         ("--batch 1000000000000", "this machine has too little memory for it"),
         ("--save no/such/folder/run.json", "but: No such file or directory"),
-        ("--weights no-such", "no-such: No such file or directory"),
+        ("--weights no-such", "asked to begin from --weights no-such, and there is no such file or folder"),
         ("--weights x --resume --checkpoint y", "asked to begin from --weights x and to --resume"),
         ("--save-every 2", "without a folder; name one, as in --checkpoint my-run"),
         ("--checkpoint x --save-every 0", "every 0 steps; take a whole number, 1 or more"),

@@ -141,3 +141,4 @@ ANSWERS = {
 def test_what_a_question_of_the_page_supposes_is_so_in_the_runs_at_its_address(question):
     said, one, beside = asked(question)
     assert ANSWERS[question](said, one, beside)
+    assert float(said["t"]) <= 1e6 * max(replayed(one)[1].step_seconds, replayed(beside)[1].step_seconds) + 1e-3

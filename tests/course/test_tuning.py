@@ -102,6 +102,12 @@ def test_each_candidate_takes_the_first_places_under_which_device_host_and_disk_
     assert taken > {"none", "optimizer=host", "host", "disk"}
 
 
+def test_a_title_says_what_is_chosen_one_thing_after_the_other():
+    best = zs.tune("llama-3-8b", device="rtx-4090", global_batch=64).best
+    assert best.title == ("ZeRO-3 with block recomputation, all state on the host, the loss in 2 parts, in "
+                          "2 micro-batches of 4 sequences")
+
+
 @pytest.mark.parametrize(("runtime", "said"), [
     ("fsdp2", 'mesh_dim_names=("replicate", "shard")'), ("megatron", "--num-distributed-optimizer-instances 4"),
     ("zerosim", 'mesh="4x8"')])

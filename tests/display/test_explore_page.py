@@ -131,6 +131,26 @@ def test_keys_alone_step_ask_compare_and_every_state_has_its_address(tab):
 
 
 @needs_browser
+def test_a_comparison_says_what_all_ranks_send_what_crosses_nodes_and_what_one_rank_holds(tmp_path):
+    both = [StepSetting(4, nodes) for nodes in (explored_runs.TWO_NODES, explored_runs.MESH)]
+    steps = [explored_runs.recorded_step(setting) for setting in both]
+    sent = [sum(trace.sent_nbytes() for trace in step.traces) for step in steps]
+    across = [sum(hop.nbytes for rank, trace in enumerate(step.traces) for row in trace.collectives()
+                  for hop in row.hops() if row.call.group[hop.source] == rank
+                  and rank // 2 != row.call.group[hop.destination] // 2) for step in steps]
+    assert 0 < across[1] < across[0] < sent[0]
+    with open_tab() as tab:
+        question = dict(explore.QUESTIONS)["What does a mesh keep off the slow link?"]
+        tab.open(explore.save_page(tmp_path / "page.html", both), question)
+        said = tab.evaluate("document.getElementById('difference').textContent")
+        for (a, b), words in ((sent, "its ranks together send"), (across, "of it across nodes")):
+            assert f"; {words} {b:,} bytes, A {a:,} bytes (×{b / a:.2f})" in said
+        assert f"fullest {steps[1].peak_nbytes[0]:,} bytes, A {steps[0].peak_nbytes[0]:,} bytes" in said
+        tab.evaluate("new Promise((done) => setTimeout(done, 200))")
+        assert tab.evaluate("location.hash") == question  # nothing of it had to be changed
+
+
+@needs_browser
 def test_any_address_shows_something_and_a_run_that_cannot_be_read_says_so(tab):
     for address in ("rank=-5", "rank=1.5", "n=7&stage=x", "t=1e99", "t=-5", "pick=array-0-0-constructor",
                     "pick=array-9-999", "b.stage=9", "line=constructor.3", "%E0%A4%A"):

@@ -190,7 +190,7 @@ def test_all_that_is_wrong_is_said_at_once_and_a_file_is_named(tmp_path):
     path = tmp_path / "ds_config.json"
     path.write_text(json.dumps(of(ZERO, {"stage": 7, "zenflow": {"topk": 1}})))
     assert_refused(lambda: zs.from_deepspeed(path), r"ds_config\.json cannot be taken over as it is; change or leave "
-                   r"out\n  zero_optimization.stage=7 must.*\n  zero_optimization.zenflow=.*waits for all gradients")
+                   r"out:\n  zero_optimization.stage=7 must.*\n  zero_optimization.zenflow=.*waits for all gradients")
     for text, words in (("[]", "holds list, and a configuration is an object"), ("{", "is no JSON file"),
                         ('{"fp16": {}, "fp16": {}}', "the key 'fp16' stands there twice")):
         path.write_text(text)
@@ -424,9 +424,9 @@ def test_an_argument_of_fully_shard_changes_the_arguments_that_it_names_and_no_o
     ({"mp_policy": {"param_dtype": "bf16", "cast_forward_inputs": False}}, "mp_policy.cast_forward_inputs=False"),
     ({"root_units": "head"}, "root_units='head' must be names of units, as (\"embed\", \"head\")"),
     ({"sharding_strategy": []}, "sharding_strategy=[] is no sharding strategy"),
-    ({"mp_policy": 3}, "this configuration of FSDP cannot be taken over as it is; change or leave out\n  mp_policy=3 "
+    ({"mp_policy": 3}, "this configuration of FSDP cannot be taken over as it is; change or leave out:\n  mp_policy=3 "
      "has no fields; write MixedPrecisionPolicy(param_dtype=torch.bfloat16), or {\"param_dtype\": \"bf16\"}$"),
-    ({"mp_policy": type("MixedPrecisionPolicy", (), {})}, "out\n  mp_policy=MixedPrecisionPolicy is a class; write "
+    ({"mp_policy": type("MixedPrecisionPolicy", (), {})}, "out:\n  mp_policy=MixedPrecisionPolicy is a class; write "
      "MixedPrecisionPolicy(param_dtype=torch.bfloat16), or {\"param_dtype\": \"bf16\"}$"),
     ({"offload_policy": type("CPUOffloadPolicy", (), {})}, "a CPUOffloadPolicy, as CPUOffloadPolicy(), or \"cpu\""),
     ({"sharding_strategy": "FULL"}, "sharding_strategy='FULL' is no sharding strategy; choose one of FULL_SHARD"),

@@ -618,7 +618,7 @@ def test_logits_in_the_way_of_a_faster_row_are_named_with_the_fewest_parts_of_th
 @pytest.mark.parametrize(("options", "said"), [
     ({"sequence": 131_072, "recompute": "block", "stage": 3}, "are logits and their loss, vocabulary x tokens: take --l"
      "oss-chunks, or a smaller --batch or --sequence."),
-    ({"sequence": 131_072, "recompute": "block", "stage": 3, "loss_chunks": 8}, "are activations: take --recompute b"),
+    ({"sequence": 131_072, "recompute": "block", "stage": 3, "loss_chunks": 8}, "are activations: take a smaller"),
     ({"sequence": 32_768, "recompute": "tiled", "stage": 3, "runtime": "zerosim"}, "are activations: take --rec"),
     ({"ranks": 1, "stage": 0, "runtime": "zerosim"}, "are states: take --offload, or more --ranks at stages 1 to 3."),
     ({"ranks": 1, "stage": 0}, "are states: take --lora, --offload, or more --ranks at stages 1 to 3.")])

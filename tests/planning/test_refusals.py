@@ -108,7 +108,7 @@ def test_a_layout_a_collective_or_a_network_that_cannot_be_is_refused():
         (partial(sent, "broadcast", "tree", (0, 3, 4), 2, root=2), "root=2 is no rank; the ranks are 0 to 1"),
         (partial(cost.cost, "all_gather", "ring", (0, 1 << 62), 2, ONE_KIND), "fewer than 2^62 bytes"),
         (partial(Network, PCIE, ETHERNET), "between='ethernet-10g' and ranks_per_node=None; give both, or neither"),
-        (partial(hardware.network_of, 8, 3, PCIE, ETHERNET), "8 ranks do not spread evenly over 3 nodes"),
+        (partial(hardware.network_of, 8, 3, PCIE, ETHERNET), "8 ranks cannot be spread evenly over 3 nodes"),
         (partial(hardware.network_of, 8, 2, PCIE), "2 nodes need a link between them; name one"),
         (partial(hardware.network_of, 8, 1, PCIE, ETHERNET), "found between='ethernet-10g'; take more nodes, or leave"),
     ])
@@ -150,7 +150,7 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (partial(model_shape, "lama-2-7b"), "no model is called 'lama-2-7b', and there is no ... mean 'llama-2-7b'"),
         (config([1]), "c holds a JSON list; a model's configuration is an object, with model_type and the model's siz"),
         (partial(model_shape, "mixtral"), "no such file; ... did you mean 'mixtral-8x7b' or "),
-        (partial(model_shape, "x"), f"no such file; zerosim models lists all {len(shapes.PRESETS)}$"),
+        (partial(model_shape, "x"), f"of those that zerosim models lists {len(shapes.PRESETS)} can be planned$"),
         (config({}), f"c has no model_type; it counts {', '.join(model_types.model_types())}, gemma3, llama4"),
         (config({"model_type": "mamba"}), "c has the model_type 'mamba', which zerosim cannot count; it counts gpt2, "),
         (config({"model_type": "gemma3"}), "c has the model_type 'gemma3' and no text_config, an object with the size"),

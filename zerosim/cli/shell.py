@@ -104,6 +104,11 @@ def _in_one_line(error: Any, typed: Sequence[str]) -> str:
                 f"{BORDERS[border[1]]} {border[2]}" if border else "")
         if after and kind:
             said = f"{name} takes {kind}, found {after[-1]!r}"
+    elif option is not None and said.startswith("Missing option"):
+        said = f"{said}, {option.help.rstrip('.')}"
+    elif (extra := re.search(r"extra argument\S* \(([^\s)]+)", said)) and any(
+            one.name == "model" for one in error.ctx.command.params):
+        said = f"{said}; if that is a model, write --model {extra[1]}"
     return f"{named}: {said}; {named} --help lists what there is"
 
 
@@ -174,7 +179,9 @@ def command(name: str, example: str = "", **options: Any) -> Callable[[Callable[
                     sys.stdout.flush()
             except (ValueError, OutOfMemoryError) as error:
                 injected = (note for note in getattr(error, "__notes__", ()) if note.startswith("injected: "))
-                said = " ".join("; ".join([str(error), *injected]).split())
+                lines = [" ".join(line.split()) for line in [*str(error).splitlines(), *injected]]
+                said = " ".join(line if line.endswith((",", ";", ":", ".")) else f"{line};" for line in lines)
+                said = said.removesuffix(";")
                 typer.echo(f"zerosim {name}: {_as_typed(said, name, signature(body), options)}", err=True)
                 raise typer.Exit(WRONG_INPUT) from None
             except (FaultError, DeadlockError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import exists
 from typing import Annotated
 
 import typer
@@ -99,6 +100,9 @@ def train(
     if weights is not None and resume:
         raise ValueError(f"asked to begin from --weights {weights} and to --resume, which goes on from the weights of "
                          "--checkpoint; leave one of them out")
+    if weights is not None and not exists(weights):
+        raise ValueError(f"asked to begin from --weights {weights}, and there is no such file or folder; name what "
+                         "export wrote, or a folder of Hugging Face's")
     checkpoints = None if checkpoint is None else training.Checkpoints(checkpoint, save_every, resume)
     if max_restarts and not fault:
         raise ValueError(f"asked for --max-restarts {max_restarts} without a --fault: ranks of one process die only "

@@ -68,12 +68,12 @@ def axes(numbers: Sequence[int] = RANKS) -> list[dict[str, Any]]:
 
 
 QUESTIONS = (
-    ("Why does ZeRO-3 send 1.5 times as much?", "#n=4&stage=2&b.stage=3&t=60"),
+    ("Why does ZeRO-3 send 1.5 times as much?", "#n=4&stage=2&b.stage=3&t=55.361"),
     ("When is memory fullest, and of what?", "#n=4&stage=0&t=7.664"),
     ("What does prefetch hide?", "#n=4&stage=3&overlap=1&b.stage=3&b.prefetch=1&t=14"),
     ("Why is rank 1 waiting?", "#n=4&stage=3&slow=1&t=17&rank=1&pick=wait-1-3"),
     ("What does recomputation save, and cost?", "#n=4&stage=3&b.stage=3&b.recompute=1&t=26"),
-    ("What does a mesh keep off the slow link?", "#n=4&nodes=two&stage=3&b.stage=3&b.nodes=2x2&t=20"),
+    ("What does a mesh keep off the slow link?", "#n=4&nodes=two&stage=3&b.nodes=2x2&b.stage=3&t=20"),
     ("What does it cost to keep Adam on the host?", "#n=4&stage=2&b.stage=2&b.offload=1&t=32"),
 )
 

@@ -152,7 +152,8 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
     inside = {None: "", True: "; sharded inside nodes alone (--mesh) it fits too", False:
               "; sharded inside nodes alone (--mesh) it does not"}[fits_inside_nodes(config)]
     if ranks is None:
-        yield f"No number of ranks{shared and f' that can {shared}'} makes it fit."
+        yield (f"No number of ranks{shared and f' that can {shared}'} makes it fit: what is not in shards, as "
+               "activations and gathered units, does not shrink.")
     else:
         yield (f"Fewest ranks on which it fits{shared and f' and which {shared}'}: {ranks:,}, sharded over all of "
                f"them{inside}.")

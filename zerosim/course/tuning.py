@@ -62,11 +62,12 @@ class Candidate:
     @property
     def title(self) -> str:
         """``ZeRO-2 with block recomputation, optimizer on the host, in 4 micro-batches of 2 sequences``."""
-        options = self.config.options
-        places = "" if options.offload.is_none else f", {options.offload},"
-        inside = f", sharded inside nodes ({options.mesh})," if options.mesh else ""
-        loss = f", the loss in {self.config.loss_chunks} parts," * (self.config.loss_chunks > 1)
-        return (f"{self.row.title}{inside}{places}{loss} in {counted(self.config.micro_batches, 'micro-batch')} of "
+        options, parts = self.config.options, self.config.loss_chunks
+        how = [*([f"sharded inside nodes ({options.mesh})"] if options.mesh else ()),
+               *([] if options.offload.is_none else [str(options.offload)]),
+               *([f"the loss in {parts} parts"] if parts > 1 else ())]
+        return (f"{', '.join([self.row.title, *how])}{',' if how else ''} in "
+                f"{counted(self.config.micro_batches, 'micro-batch')} of "
                 f"{counted(self.config.batch, 'sequence')}")
 
     @property

@@ -116,6 +116,8 @@ def _most_of(found: Plan) -> str:
     parts = {"states": nearest.states_nbytes} | {kind: nearest.nbytes_of(kind) for kind in TRANSIENT}
     kind, nbytes = max(parts.items(), key=itemgetter(1))
     what, of_others, less = LESS[kind]
+    if nearest.recompute == "block":
+        less = less.removeprefix("--recompute block, or ")
     return (f"Most of what {found.name_of(nearest)} holds, {gigabytes(nbytes)} GB, are {what}: take "
             f"{'' if found.config.is_engine else of_others}{less}.")
 

@@ -55,7 +55,7 @@ class Pool:
 
 
 def run_data(timeline: Timeline, pool: Pool, held: Sequence[HeldArrays] | None = None) -> dict[str, Any]:
-    """The run as data whose numbers lie in the pool: its end in ns, its calls, and each rank.
+    """The run as data whose numbers lie in the pool: its end in ns, its calls, each rank, and how many share a node.
 
     ``held`` are the arrays that each rank held at the beginning, where their names are known; else there is one for
     each kind.
@@ -66,7 +66,8 @@ def run_data(timeline: Timeline, pool: Pool, held: Sequence[HeldArrays] | None =
             rank).held_at_start.items()}) for rank in range(timeline.ranks)]
     ranks = [_rank(timeline, lane, pool, numbers, start) | {"sent": sent} for lane, start, sent in zip(
         timeline.lanes, held, sent_by_rank(timeline.recording), strict=True)]
-    return {"end": nanoseconds(timeline.step_seconds), "calls": _calls(timeline, pool), "ranks": ranks}
+    return {"end": nanoseconds(timeline.step_seconds), "calls": _calls(timeline, pool), "ranks": ranks,
+            "ranks_per_node": timeline.machine.network.ranks_per_node}
 
 
 def _steps(clocks: Iterable[int]) -> Iterator[int]:

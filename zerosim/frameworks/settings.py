@@ -189,7 +189,7 @@ class Findings:
         """Raises ValueError with every refusal on a line of its own, if there is one."""
         if self.refusals:
             lines = "".join(f"\n  {line}" for line in self.refusals)
-            raise ValueError(f"{what} cannot be taken over as it is; change or leave out{lines}")
+            raise ValueError(f"{what} cannot be taken over as it is; change or leave out:{lines}")
 
 
 class Section:
@@ -208,7 +208,7 @@ class Section:
             return default
         value = self.given.pop(key)
         if isinstance(value, str) and value == "auto":
-            self.findings.refuse(f"{self.prefix}{key}=\"auto\" is filled in by Hugging Face's Trainer; write the value")
+            self.findings.refuse(f"{self.prefix}{key}=\"auto\" is filled in by Hugging Face's Trainer: write the value")
             return default
         try:
             return check(value)

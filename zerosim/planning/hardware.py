@@ -18,6 +18,7 @@ import numpy as np
 
 from zerosim.numerics.checks import checked_count, count_fields, did_you_mean, is_number
 from zerosim.numerics.places import FROM_DISK, TO_DISK
+from zerosim.numerics.units import counted
 from zerosim.planning.facts import facts
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None
     """
     ranks, nodes = checked_count("ranks", ranks, 1), checked_count("nodes", nodes, 1)
     if ranks % nodes:
-        raise ValueError(f"{ranks} ranks do not spread evenly over {nodes} nodes; take as many ranks on each")
+        raise ValueError(f"{counted(ranks, 'rank')} cannot be spread evenly over {nodes} nodes; take as many on each")
     if nodes == 1:
         if between is not None:
             raise ValueError(f"one node has no link between nodes, found between={between.name!r}; take more nodes, "

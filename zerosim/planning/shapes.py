@@ -333,8 +333,8 @@ def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelSha
     if names_config(text):
         name, fields = read_fields(text)
         return model_of_config(fields, name=name, vocabulary_multiple=vocabulary_multiple)
-    raise ValueError(f"no model is called {text!r}, and there is no such file; zerosim models lists all "
-                     f"{len(PRESETS)}{did_you_mean(text, PRESETS, most=3)}")
+    raise ValueError(f"no model is called {text!r}, and there is no such file; of those that zerosim "
+                     f"models lists {len(PRESETS)} can be planned{did_you_mean(text, PRESETS, most=3)}")
 
 
 def _as_published(text: str) -> str:

@@ -152,6 +152,9 @@ function fullestOf(run, ranks, clock) {
 function difference(a, b) {
   const most = (run, of) => Math.max(...run.ranks.map(of));
   const sent = (run) => run.ranks.reduce((sum, rank) => sum + Object.values(rank.sent).reduce((one, more) => one + more, 0), 0);
+  const nodeOf = (run, rank) => Math.floor(rank / (run.raw.ranks_per_node ?? Infinity));
+  const across = (run) => run.calls.reduce((sum, call) => sum + hopsOf(call).reduce((one, hop) => (
+    nodeOf(run, call.group[hop.source]) === nodeOf(run, call.group[hop.destination]) ? one : one + hop.nbytes), 0), 0);
   const rests = (run) => most(run, (rank) => rank.arrays.reduce((sum, array) => sum + (array.born === 0 && array.died === Infinity ? array.nbytes : 0), 0));
   const beside = (name, of, words) => {
     const [first, second] = [of(a), of(b)];
@@ -159,5 +162,6 @@ function difference(a, b) {
   };
   return `B ${[beside("takes", (run) => run.end, micro), beside("stands still for messages", (run) => most(run, (rank) => rank.waiting), micro),
     ...(most(a, (rank) => rank.waitingForHost) + most(b, (rank) => rank.waitingForHost) ? [beside("for its host", (run) => most(run, (rank) => rank.waitingForHost), micro)] : []),
-    beside("sends", sent, bytes), beside("holds at rest", rests, bytes), beside("and at the fullest", (run) => run.peak, bytes)].join("; ")}.`;
+    beside("its ranks together send", sent, bytes), ...(across(a) + across(b) ? [beside("of it across nodes", across, bytes)] : []),
+    beside("one of them holds at rest", rests, bytes), beside("and at the fullest", (run) => run.peak, bytes)].join("; ")}.`;
 }
