@@ -176,21 +176,25 @@ class BlockKernels:
         return self.wide(name, x, dtype)
 
     def apply(self, function: Operation, inputs: Sequence[Array | PerRow | PerColumn | float], out: Array,
-              work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None,
+              work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None, also: Array | None = None,
               with_scratch: bool = False) -> None:
         """out = function(*inputs, result) for every element, computed in the type ``work`` (that of the arrays if it is
         None), on the grid of the type ``grid``, rounded once to out's type.
 
         ``out`` may be an input's memory: a function writes its result when it has read what it needs of the element.
-        With `with_scratch` its first argument is a scratch memory.
+        ``also`` takes a second result, which is its last argument then, and must be no input's memory. With
+        `with_scratch` its first argument is a scratch memory.
         """
         work = work or work_type(*(x for x in (*inputs, out) if isinstance(x, np.ndarray)))
         blocks = [self._beside(i, x, work) for i, x in enumerate(inputs)]
         result = self.room_for("result", out, work)
-        function(*([self.scratch_memory] if with_scratch else ()), *blocks, result)
+        second = () if also is None else (self.room_for("second result", also, work),)
+        function(*([self.scratch_memory] if with_scratch else ()), *blocks, result, *second)
         if grid is not None:
             self.onto_grid(result, grid)
         self.round_into(result, out)
+        for one in second:
+            self.round_into(one, also)
 
     def _beside(self, i: int, x: Array | PerRow | PerColumn | float, work: np.dtype[Any]) -> Array | float:
         values: Any = x.values if isinstance(x, PerRow | PerColumn) else x

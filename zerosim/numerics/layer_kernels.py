@@ -170,8 +170,7 @@ def swiglu_gradient(k: BlockKernels, h: Array, dy: Array, out: Array) -> None:
     """out (M, 2F): the gradient of gate, dy·up·silu'(gate), and that of up, dy·silu(gate), side by side; dy (M, F)."""
     (gate, up), (d_gate, d_up) = _halves(h), _halves(out)
     for rows in k.row_blocks(h):
-        k.apply(_swiglu_gate_gradient, [gate[rows], up[rows], dy[rows]], d_gate[rows], with_scratch=True)
-        k.apply(_swiglu, [gate[rows], dy[rows]], d_up[rows], with_scratch=True)
+        k.apply(_swiglu_gradients, [gate[rows], up[rows], dy[rows]], d_gate[rows], also=d_up[rows], with_scratch=True)
 
 
 def _halves(x: Array) -> tuple[Array, Array]:
@@ -291,27 +290,30 @@ def _tanh_term(x: Array, out: Array) -> Array:
 
 
 def _swiglu(scratch: Scratch, gate: Array, up: Array, y: Array) -> None:
-    clamped, growth = _clamped_and_growth(scratch, gate, math.inf)
+    clamped, growth = _clamped_and_growth(scratch, gate)
     np.divide(clamped, growth, out=clamped)
     np.multiply(clamped, up, out=y)
 
 
-def _swiglu_gate_gradient(scratch: Scratch, gate: Array, up: Array, dy: Array, result: Array) -> None:
-    """dy·up·s·(1 + x·(1 - s)), with s the sigmoid of the gate x."""
-    clamped, growth = _clamped_and_growth(scratch, gate, _SIGMOID_SATURATED)
+def _swiglu_gradients(scratch: Scratch, gate: Array, up: Array, dy: Array, d_gate: Array, d_up: Array) -> None:
+    """dy·up·s·(1 + x·(1 - s)), with s the sigmoid of the gate x; and dy·x·s."""
+    clamped, growth = _clamped_and_growth(scratch, gate)
+    change = np.divide(clamped, growth, out=scratch.array("swiglu change", gate.shape, gate.dtype))
+    np.multiply(change, dy, out=d_up)
     sigmoid = np.divide(1, growth, out=growth)
-    change = np.subtract(1, sigmoid, out=scratch.array("swiglu change", gate.shape, gate.dtype))
+    np.subtract(1, sigmoid, out=change)
+    np.clip(clamped, -_SIGMOID_SATURATED, _SIGMOID_SATURATED, out=clamped)
     np.multiply(clamped, change, out=change)
     np.add(change, 1, out=change)
     np.multiply(change, sigmoid, out=change)
     np.multiply(dy, up, out=clamped)
-    np.multiply(change, clamped, out=result)
+    np.multiply(change, clamped, out=d_gate)
 
 
-def _clamped_and_growth(scratch: Scratch, gate: Array, largest: float) -> tuple[Array, Array]:
-    """x and 1 + e⁻ˣ, for the gate x clamped to where the sigmoid is saturated, and to a largest number."""
+def _clamped_and_growth(scratch: Scratch, gate: Array) -> tuple[Array, Array]:
+    """x and 1 + e⁻ˣ, for the gate x clamped to where the sigmoid is not yet saturated at 0."""
     clamped, growth = (scratch.array(f"swiglu {name}", gate.shape, gate.dtype) for name in ("clamped", "growth"))
-    np.clip(gate, -_SIGMOID_SATURATED, largest, out=clamped)
+    np.clip(gate, -_SIGMOID_SATURATED, math.inf, out=clamped)
     np.exp(np.multiply(clamped, -1, out=growth), out=growth)
     return clamped, np.add(growth, 1, out=growth)
 
