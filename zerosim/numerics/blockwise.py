@@ -188,13 +188,12 @@ class BlockKernels:
         work = work or work_type(*(x for x in (*inputs, out) if isinstance(x, np.ndarray)))
         blocks = [self._beside(i, x, work) for i, x in enumerate(inputs)]
         result = self.room_for("result", out, work)
-        second = () if also is None else (self.room_for("second result", also, work),)
-        function(*([self.scratch_memory] if with_scratch else ()), *blocks, result, *second)
+        second = [] if also is None else [(self.room_for("second result", also, work), also)]
+        function(*([self.scratch_memory] if with_scratch else ()), *blocks, result, *(wide for wide, _ in second))
         if grid is not None:
             self.onto_grid(result, grid)
-        self.round_into(result, out)
-        for one in second:
-            self.round_into(one, also)
+        for wide, narrow in [(result, out), *second]:
+            self.round_into(wide, narrow)
 
     def _beside(self, i: int, x: Array | PerRow | PerColumn | float, work: np.dtype[Any]) -> Array | float:
         values: Any = x.values if isinstance(x, PerRow | PerColumn) else x

@@ -92,6 +92,10 @@ def _series(dtype: np.dtype[Any]) -> tuple[float, ...]:
 
 _Function = Callable[..., None]  # (scratch, x, ..., result): blocks of one type
 
+# NumPy copies what does not lie in one row, piece by piece, into buffers of 8,192 elements, unless a piece fills one:
+# halves of rows are read and written where they lie. A kernel's np.errstate ends with the size that was before.
+PIECE = 1024  # elements
+
 # GELU's tanh form (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2).
 _SLOPE = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
@@ -161,6 +165,7 @@ def swiglu(k: BlockKernels, h: Array, out: Array) -> None:
 
     Source: Shazeer 2020 (arXiv:2002.05202), section 2.
     """
+    np.setbufsize(PIECE)
     gate, up = _halves(h)
     for rows in k.row_blocks(h):
         k.apply(_swiglu, [gate[rows], up[rows]], out[rows], with_scratch=True)
@@ -168,6 +173,7 @@ def swiglu(k: BlockKernels, h: Array, out: Array) -> None:
 
 def swiglu_gradient(k: BlockKernels, h: Array, dy: Array, out: Array) -> None:
     """out (M, 2F): the gradient of gate, dy·up·silu'(gate), and that of up, dy·silu(gate), side by side; dy (M, F)."""
+    np.setbufsize(PIECE)
     (gate, up), (d_gate, d_up) = _halves(h), _halves(out)
     for rows in k.row_blocks(h):
         k.apply(_swiglu_gradients, [gate[rows], up[rows], dy[rows]], d_gate[rows], also=d_up[rows], with_scratch=True)
@@ -404,11 +410,12 @@ def _probabilities(k: BlockKernels, query: Array, key: Array, rows: slice, p: Ar
     saved = None if p is None else p[:, :, rows, : rows.stop]
     if p is not None and rows.stop < p.shape[3]:
         words(p)[:, :, rows] = 0  # whole rows, which lie side by side
-    result = s if saved is None or not k.computes_in(saved, s.dtype) else saved
-    k.apply(np.divide, [s, PerRow(k.row_sums(s))], result, grid=dtype)
-    if saved is not None:
-        k.round_into(result, saved)
-    return result
+    sums = PerRow(k.row_sums(s))
+    if saved is None:
+        k.apply(np.divide, [s, sums], s, grid=dtype)
+        return s
+    k.apply(np.divide, [s, sums], saved)
+    return k.wide("scores", saved, s.dtype)
 
 
 def _score_gradients(k: BlockKernels, p: Array, g: Array, value: Array, dots: Array | None,
@@ -603,6 +610,7 @@ def _log_of_sum(total: Array, top: Array, result: Array) -> None:
 def rotate(k: BlockKernels, x: Array, heads: int, frequencies: tuple[float, ...], *, back: bool = False) -> None:
     """Turns the first ``heads`` heads of D channels each of x (B, T, …) in place, each plane by its frequency (D/2,) in
     radians per place; ``back``: the other way."""
+    np.setbufsize(PIECE)
     work, points = work_type(x), x.reshape(*x.shape[:2], -1, 2, len(frequencies))[:, :, :heads]
     cosine, sine = angles(x.shape[1], frequencies)
     signed = np.stack([-sine, sine] if back else [sine, -sine], axis=1)
