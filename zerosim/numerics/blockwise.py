@@ -187,13 +187,15 @@ class BlockKernels:
         """
         work = work or work_type(*(x for x in (*inputs, out) if isinstance(x, np.ndarray)))
         blocks = [self._beside(i, x, work) for i, x in enumerate(inputs)]
-        result = self.room_for("result", out, work)
-        second = [] if also is None else [(self.room_for("second result", also, work), also)]
-        function(*([self.scratch_memory] if with_scratch else ()), *blocks, result, *(wide for wide, _ in second))
+        results = [self.room_for("result", out, work)]
+        if also is not None:
+            results.append(self.room_for("second result", also, work))
+        function(*([self.scratch_memory] if with_scratch else ()), *blocks, *results)
         if grid is not None:
-            self.onto_grid(result, grid)
-        for wide, narrow in [(result, out), *second]:
-            self.round_into(wide, narrow)
+            self.onto_grid(results[0], grid)
+        self.round_into(results[0], out)
+        if also is not None:
+            self.round_into(results[1], also)
 
     def _beside(self, i: int, x: Array | PerRow | PerColumn | float, work: np.dtype[Any]) -> Array | float:
         values: Any = x.values if isinstance(x, PerRow | PerColumn) else x

@@ -407,13 +407,13 @@ def _probabilities(k: BlockKernels, query: Array, key: Array, rows: slice, p: Ar
     """One strip of P (b, h, R, stop), wide and on the grid of its type; written into p (b, h, T, T) too."""
     s = _scores(k, query, key, rows, slice(0, rows.stop))
     k.apply(_exponential, [s, PerRow(k.row_maxima(s))], s)
-    saved = None if p is None else p[:, :, rows, : rows.stop]
-    if p is not None and rows.stop < p.shape[3]:
-        words(p)[:, :, rows] = 0  # whole rows, which lie side by side
     sums = PerRow(k.row_sums(s))
-    if saved is None:
+    if p is None:
         k.apply(np.divide, [s, sums], s, grid=dtype)
         return s
+    if rows.stop < p.shape[3]:
+        words(p)[:, :, rows] = 0  # whole rows, which lie side by side
+    saved = p[:, :, rows, : rows.stop]
     k.apply(np.divide, [s, sums], saved)
     return k.wide("scores", saved, s.dtype)
 
