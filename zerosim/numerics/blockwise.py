@@ -45,25 +45,13 @@ def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
         cast_block(middle, out, scratch)
 
 
-# -- Maximum and minimum of one block ----------------------------------------------------------------------------------
-# Zeros included: of +0 and -0, NumPy's own return the one or the other.
-
-def maximum(a: Array, b: Array, out: Array) -> None:
-    """out (n,) = the larger of a and b (n,), of +0 and -0 the positive; NaN if either is."""
-    np.maximum(a, b, out=out)  # out is neither a nor b: both are read again
-    _set_zeros(np.bitwise_and, a, b, out)
-
-
-def minimum(a: Array, b: Array, out: Array) -> None:
-    """out (n,) = the smaller of a and b (n,), of +0 and -0 the negative; NaN if either is."""
-    np.minimum(a, b, out=out)  # out is neither a nor b: both are read again
-    _set_zeros(np.bitwise_or, a, b, out)
-
-
-def _set_zeros(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
-    """Sets the zeros of out: where a equals b their bits are equal, but for zeros' signs, which `ufunc` combines."""
-    word = np.dtype(f"u{out.dtype.itemsize}")
-    ufunc(a.view(word), b.view(word), out=out.view(word), where=a == b)
+def extremum(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
+    """out (n,) = np.maximum or np.minimum of the blocks a and b (n,), but of +0 and -0 the positive or the negative,
+    where NumPy's own return the one or the other; NaN if either is."""
+    ufunc(a, b, out=out)  # out is neither a nor b: both are read again
+    word, signs = np.dtype(f"u{out.dtype.itemsize}"), np.bitwise_and if ufunc is np.maximum else np.bitwise_or
+    # Where a equals b their bits are equal, but for zeros' signs.
+    signs(a.view(word), b.view(word), out=out.view(word), where=a == b)
 
 
 @cache

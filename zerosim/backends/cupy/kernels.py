@@ -300,8 +300,8 @@ class CupyKernels(NumpyKernels):
     def _add(self, a: Any, b: Any, out: Any) -> None:
         self.apply(np.add, [a, b], out, None if is_floating(out.dtype) else out.dtype)
 
-    def _extremum(self, integers: np.ufunc, floats: Operation, a: Any, b: Any, out: Any) -> None:
-        self.apply(partial(_extreme, integers), [a, b], out, None if is_floating(out.dtype) else out.dtype)
+    def _extremum(self, ufunc: np.ufunc, a: Any, b: Any, out: Any) -> None:
+        self.apply(partial(_extreme, ufunc), [a, b], out, None if is_floating(out.dtype) else out.dtype)
 
     def _sum(self, addends: Sequence[Any], out: Any) -> None:
         work = None if is_floating(out.dtype) else out.dtype
