@@ -12,7 +12,7 @@ import pytest
 from tests.cases import chosen, covering
 from tests.numerics.oracle import ROWS, Row, awkward_floats, by_low, by_row, cast, same
 from tests.support import assert_refused
-from zerosim.numerics import arrays, kernels, rounding
+from zerosim.numerics import arrays, kernels, layer_kernels, rounding
 
 BLOCK, SMALL, SMALL_SUM = arrays.BLOCK, arrays.SMALL, kernels.SMALL_SUM
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -207,6 +207,14 @@ def test_elementwise_widens_calls_block_by_block_and_rounds_once(row: Row) -> No
         kernels.NumpyKernels().elementwise(product_plus_one, x, y, *extra, out=x)
         assert same(x, expected)
         assert lengths == [BLOCK, BLOCK, 5]
+
+
+def test_a_kernel_that_has_numpy_copy_short_pieces_leaves_the_size_of_its_buffers_as_it_was() -> None:
+    h, seen = np.ones((3, 8), F32), []
+    k = kernels.NumpyKernels()
+    k.apply = lambda *given, **options: seen.append(np.getbufsize())  # type: ignore[method-assign]
+    k.swiglu(h, h[:, :4].copy())
+    assert seen == [layer_kernels.PIECE] != [np.getbufsize()]
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

@@ -45,25 +45,13 @@ def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
         cast_block(middle, out, scratch)
 
 
-# -- Maximum and minimum of one block ----------------------------------------------------------------------------------
-# Zeros included: of +0 and -0, NumPy's own return the one or the other.
-
-def maximum(a: Array, b: Array, out: Array) -> None:
-    """out (n,) = the larger of a and b (n,), of +0 and -0 the positive; NaN if either is."""
-    np.maximum(a, b, out=out)  # out is neither a nor b: both are read again
-    _set_zeros(np.bitwise_and, a, b, out)
-
-
-def minimum(a: Array, b: Array, out: Array) -> None:
-    """out (n,) = the smaller of a and b (n,), of +0 and -0 the negative; NaN if either is."""
-    np.minimum(a, b, out=out)  # out is neither a nor b: both are read again
-    _set_zeros(np.bitwise_or, a, b, out)
-
-
-def _set_zeros(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
-    """Sets the zeros of out: where a equals b their bits are equal, but for zeros' signs, which `ufunc` combines."""
-    word = np.dtype(f"u{out.dtype.itemsize}")
-    ufunc(a.view(word), b.view(word), out=out.view(word), where=a == b)
+def extremum(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
+    """out (n,) = np.maximum or np.minimum of the blocks a and b (n,), but of +0 and -0 the positive or the negative,
+    where NumPy's own return the one or the other; NaN if either is."""
+    ufunc(a, b, out=out)  # out is neither a nor b: both are read again
+    word, signs = np.dtype(f"u{out.dtype.itemsize}"), np.bitwise_and if ufunc is np.maximum else np.bitwise_or
+    # Where a equals b their bits are equal, but for zeros' signs.
+    signs(a.view(word), b.view(word), out=out.view(word), where=a == b)
 
 
 @cache
@@ -176,21 +164,26 @@ class BlockKernels:
         return self.wide(name, x, dtype)
 
     def apply(self, function: Operation, inputs: Sequence[Array | PerRow | PerColumn | float], out: Array,
-              work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None,
+              work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None, also: Array | None = None,
               with_scratch: bool = False) -> None:
         """out = function(*inputs, result) for every element, computed in the type ``work`` (that of the arrays if it is
         None), on the grid of the type ``grid``, rounded once to out's type.
 
         ``out`` may be an input's memory: a function writes its result when it has read what it needs of the element.
-        With `with_scratch` its first argument is a scratch memory.
+        ``also`` takes a second result, which is its last argument then, and must be no input's memory. With
+        `with_scratch` its first argument is a scratch memory.
         """
         work = work or work_type(*(x for x in (*inputs, out) if isinstance(x, np.ndarray)))
         blocks = [self._beside(i, x, work) for i, x in enumerate(inputs)]
-        result = self.room_for("result", out, work)
-        function(*([self.scratch_memory] if with_scratch else ()), *blocks, result)
+        results = [self.room_for("result", out, work)]
+        if also is not None:
+            results.append(self.room_for("second result", also, work))
+        function(*([self.scratch_memory] if with_scratch else ()), *blocks, *results)
         if grid is not None:
-            self.onto_grid(result, grid)
-        self.round_into(result, out)
+            self.onto_grid(results[0], grid)
+        self.round_into(results[0], out)
+        if also is not None:
+            self.round_into(results[1], also)
 
     def _beside(self, i: int, x: Array | PerRow | PerColumn | float, work: np.dtype[Any]) -> Array | float:
         values: Any = x.values if isinstance(x, PerRow | PerColumn) else x

@@ -42,8 +42,7 @@ from zerosim.numerics.blockwise import (
     PerColumn,
     PerRow,
     cast_block,
-    maximum,
-    minimum,
+    extremum,
     nonfinite_codes,
     quiet,
 )
@@ -329,18 +328,18 @@ class NumpyKernels(BlockKernels):
     @quiet
     def maximum_rounded(self, a: Array, b: Array, out: Array) -> None:
         """out = the larger of a and b; NaN if either is; +0 is larger than -0. Types as in `add_rounded`."""
-        self._extremum(np.maximum, maximum, a, self._fitting("maximum_rounded", a, b, out), out)
+        self._extremum(np.maximum, a, self._fitting("maximum_rounded", a, b, out), out)
 
     @quiet
     def minimum_rounded(self, a: Array, b: Array, out: Array) -> None:
         """out = the smaller of a and b; NaN if either is; -0 is smaller than +0. Types as in `add_rounded`."""
-        self._extremum(np.minimum, minimum, a, self._fitting("minimum_rounded", a, b, out), out)
+        self._extremum(np.minimum, a, self._fitting("minimum_rounded", a, b, out), out)
 
-    def _extremum(self, integers: np.ufunc, floats: Operation, a: Array, b: Array, out: Array) -> None:
+    def _extremum(self, ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
         if is_floating(out.dtype):
-            self.run_blocks(floats, (a, b), out)
+            self.run_blocks(partial(extremum, ufunc), (a, b), out)
         else:
-            integers(a, b, out=out)
+            ufunc(a, b, out=out)
 
     def _fitting(self, name: str, a: Array, b: Array, out: Array) -> Array:
         """b in out's type. Raises ValueError for shapes that differ, and for an `a` of another type."""

@@ -92,6 +92,10 @@ def _series(dtype: np.dtype[Any]) -> tuple[float, ...]:
 
 _Function = Callable[..., None]  # (scratch, x, ..., result): blocks of one type
 
+# NumPy copies what does not lie in one row, piece by piece, into buffers of 8,192 elements, unless a piece fills one:
+# halves of rows are read and written where they lie. A kernel's np.errstate ends with the size that was before.
+PIECE = 1024  # elements
+
 # GELU's tanh form (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2).
 _SLOPE = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
@@ -161,6 +165,7 @@ def swiglu(k: BlockKernels, h: Array, out: Array) -> None:
 
     Source: Shazeer 2020 (arXiv:2002.05202), section 2.
     """
+    np.setbufsize(PIECE)
     gate, up = _halves(h)
     for rows in k.row_blocks(h):
         k.apply(_swiglu, [gate[rows], up[rows]], out[rows], with_scratch=True)
@@ -168,10 +173,10 @@ def swiglu(k: BlockKernels, h: Array, out: Array) -> None:
 
 def swiglu_gradient(k: BlockKernels, h: Array, dy: Array, out: Array) -> None:
     """out (M, 2F): the gradient of gate, dy·up·silu'(gate), and that of up, dy·silu(gate), side by side; dy (M, F)."""
+    np.setbufsize(PIECE)
     (gate, up), (d_gate, d_up) = _halves(h), _halves(out)
     for rows in k.row_blocks(h):
-        k.apply(_swiglu_gate_gradient, [gate[rows], up[rows], dy[rows]], d_gate[rows], with_scratch=True)
-        k.apply(_swiglu, [gate[rows], dy[rows]], d_up[rows], with_scratch=True)
+        k.apply(_swiglu_gradients, [gate[rows], up[rows], dy[rows]], d_gate[rows], also=d_up[rows], with_scratch=True)
 
 
 def _halves(x: Array) -> tuple[Array, Array]:
@@ -291,27 +296,30 @@ def _tanh_term(x: Array, out: Array) -> Array:
 
 
 def _swiglu(scratch: Scratch, gate: Array, up: Array, y: Array) -> None:
-    clamped, growth = _clamped_and_growth(scratch, gate, math.inf)
+    clamped, growth = _clamped_and_growth(scratch, gate)
     np.divide(clamped, growth, out=clamped)
     np.multiply(clamped, up, out=y)
 
 
-def _swiglu_gate_gradient(scratch: Scratch, gate: Array, up: Array, dy: Array, result: Array) -> None:
-    """dy·up·s·(1 + x·(1 - s)), with s the sigmoid of the gate x."""
-    clamped, growth = _clamped_and_growth(scratch, gate, _SIGMOID_SATURATED)
+def _swiglu_gradients(scratch: Scratch, gate: Array, up: Array, dy: Array, d_gate: Array, d_up: Array) -> None:
+    """dy·up·s·(1 + x·(1 - s)), with s the sigmoid of the gate x; and dy·x·s."""
+    clamped, growth = _clamped_and_growth(scratch, gate)
+    change = np.divide(clamped, growth, out=scratch.array("swiglu change", gate.shape, gate.dtype))
+    np.multiply(change, dy, out=d_up)
     sigmoid = np.divide(1, growth, out=growth)
-    change = np.subtract(1, sigmoid, out=scratch.array("swiglu change", gate.shape, gate.dtype))
+    np.subtract(1, sigmoid, out=change)
+    np.clip(clamped, -_SIGMOID_SATURATED, _SIGMOID_SATURATED, out=clamped)
     np.multiply(clamped, change, out=change)
     np.add(change, 1, out=change)
     np.multiply(change, sigmoid, out=change)
     np.multiply(dy, up, out=clamped)
-    np.multiply(change, clamped, out=result)
+    np.multiply(change, clamped, out=d_gate)
 
 
-def _clamped_and_growth(scratch: Scratch, gate: Array, largest: float) -> tuple[Array, Array]:
-    """x and 1 + e⁻ˣ, for the gate x clamped to where the sigmoid is saturated, and to a largest number."""
+def _clamped_and_growth(scratch: Scratch, gate: Array) -> tuple[Array, Array]:
+    """x and 1 + e⁻ˣ, for the gate x clamped to where the sigmoid is not yet saturated at 0."""
     clamped, growth = (scratch.array(f"swiglu {name}", gate.shape, gate.dtype) for name in ("clamped", "growth"))
-    np.clip(gate, -_SIGMOID_SATURATED, largest, out=clamped)
+    np.clip(gate, -_SIGMOID_SATURATED, math.inf, out=clamped)
     np.exp(np.multiply(clamped, -1, out=growth), out=growth)
     return clamped, np.add(growth, 1, out=growth)
 
@@ -399,14 +407,15 @@ def _probabilities(k: BlockKernels, query: Array, key: Array, rows: slice, p: Ar
     """One strip of P (b, h, R, stop), wide and on the grid of its type; written into p (b, h, T, T) too."""
     s = _scores(k, query, key, rows, slice(0, rows.stop))
     k.apply(_exponential, [s, PerRow(k.row_maxima(s))], s)
-    saved = None if p is None else p[:, :, rows, : rows.stop]
-    if p is not None and rows.stop < p.shape[3]:
+    sums = PerRow(k.row_sums(s))
+    if p is None:
+        k.apply(np.divide, [s, sums], s, grid=dtype)
+        return s
+    if rows.stop < p.shape[3]:
         words(p)[:, :, rows] = 0  # whole rows, which lie side by side
-    result = s if saved is None or not k.computes_in(saved, s.dtype) else saved
-    k.apply(np.divide, [s, PerRow(k.row_sums(s))], result, grid=dtype)
-    if saved is not None:
-        k.round_into(result, saved)
-    return result
+    saved = p[:, :, rows, : rows.stop]
+    k.apply(np.divide, [s, sums], saved)
+    return k.wide("scores", saved, s.dtype)
 
 
 def _score_gradients(k: BlockKernels, p: Array, g: Array, value: Array, dots: Array | None,
@@ -601,6 +610,7 @@ def _log_of_sum(total: Array, top: Array, result: Array) -> None:
 def rotate(k: BlockKernels, x: Array, heads: int, frequencies: tuple[float, ...], *, back: bool = False) -> None:
     """Turns the first ``heads`` heads of D channels each of x (B, T, …) in place, each plane by its frequency (D/2,) in
     radians per place; ``back``: the other way."""
+    np.setbufsize(PIECE)
     work, points = work_type(x), x.reshape(*x.shape[:2], -1, 2, len(frequencies))[:, :, :heads]
     cosine, sine = angles(x.shape[1], frequencies)
     signed = np.stack([-sine, sine] if back else [sine, -sine], axis=1)

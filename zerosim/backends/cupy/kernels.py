@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from importlib.resources import files
 from itertools import count
@@ -185,7 +185,7 @@ class CupyKernels(NumpyKernels):
             self.apply(_copy, [wide], out)
 
     def apply(self, function: Callable[..., object], inputs: Sequence[Array | PerRow | PerColumn | float], out: Array,
-              work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None,
+              work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None, also: Array | None = None,
               with_scratch: bool = False) -> None:
         """out = function(*inputs, result) for every element, in one launch, of which a scratch memory is variables; as
         for NumPy's arrays."""
@@ -197,14 +197,17 @@ class CupyKernels(NumpyKernels):
             function = partial(_with_numbers, function, numbers)
         if grid is not None:
             function = partial(_on_grid, function, grid)
-        with self._row(out) as row:
-            operands = [*[_operand(x, out, row) for x in rest], Operand(row)]
-            run_fused(function, operands, work or work_type(*[operand.array for operand in operands]))
+        outs = [out] if also is None else [out, also]
+        with ExitStack() as stack:
+            rows = [stack.enter_context(self._row(one, f"gaps {i}")) for i, one in enumerate(outs)]
+            operands = [*[_operand(x, out, rows[0]) for x in rest], *map(Operand, rows)]
+            run_fused(function, operands, work or work_type(*[operand.array for operand in operands]),
+                      None if also is None else 0)
 
     @contextmanager
-    def _row(self, out: Array) -> Iterator[Array]:
+    def _row(self, out: Array, name: str = "gaps") -> Iterator[Array]:
         """The row to which the elements of `out` are written: a view, or memory that is copied to it."""
-        row = out.reshape(-1) if out.flags.c_contiguous else self.room("gaps", out.size, out.dtype)
+        row = out.reshape(-1) if out.flags.c_contiguous else self.room(name, out.size, out.dtype)
         yield row
         if not out.flags.c_contiguous:
             copy_elements(row.reshape(out.shape), out)
@@ -297,8 +300,8 @@ class CupyKernels(NumpyKernels):
     def _add(self, a: Any, b: Any, out: Any) -> None:
         self.apply(np.add, [a, b], out, None if is_floating(out.dtype) else out.dtype)
 
-    def _extremum(self, integers: np.ufunc, floats: Operation, a: Any, b: Any, out: Any) -> None:
-        self.apply(partial(_extreme, integers), [a, b], out, None if is_floating(out.dtype) else out.dtype)
+    def _extremum(self, ufunc: np.ufunc, a: Any, b: Any, out: Any) -> None:
+        self.apply(partial(_extreme, ufunc), [a, b], out, None if is_floating(out.dtype) else out.dtype)
 
     def _sum(self, addends: Sequence[Any], out: Any) -> None:
         work = None if is_floating(out.dtype) else out.dtype
