@@ -24,7 +24,7 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_importing_zerosim_loads_numpy_ml_dtypes_and_no_floor() -> None:
     added = loaded_by("import zerosim") - loaded_by("import numpy, ml_dtypes") - sys.stdlib_module_names
-    assert added == {"zerosim", "zerosim.backends", "zerosim.connect"}
+    assert added == {"zerosim", "zerosim.backends", "zerosim.connect", "zerosim.face"}
 
 
 def test_what_is_heavy_is_imported_inside_functions_alone() -> None:

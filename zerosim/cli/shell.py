@@ -165,8 +165,7 @@ def command(name: str, example: str = "", **options: Any) -> Callable[[Callable[
     def register(body: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(body)
         def guarded(*args: Any, **options: Any) -> None:
-            from zerosim.ranks.errors import DeadlockError, OutOfMemoryError
-            from zerosim.ranks.faults import FaultError
+            from zerosim.ranks.errors import DeadlockError, FaultError, OutOfMemoryError
 
             try:
                 body(*args, **options)
