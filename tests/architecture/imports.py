@@ -14,10 +14,10 @@ MAY_IMPORT = {
     "face": set(),
     "numerics": set(),
     "ranks": {"numerics", "shown", "face"},
-    "models": {"numerics"},
+    "models": {"numerics", "face"},
     "optim": {"numerics", "face"},
     "options": {"numerics", "ranks"},  # of a step: what an engine takes and a plan counts
-    "zero": {"numerics", "ranks", "models", "optim", "options", "shown"},
+    "zero": {"numerics", "ranks", "models", "optim", "options", "shown", "face"},
     "planning": {"numerics", "ranks", "models", "optim", "options", "shown", "face"},
     "frameworks": {"numerics", "ranks", "models", "optim", "options", "zero", "planning", "oracle"},
     "backends": {"numerics", "ranks"},
