@@ -16,7 +16,7 @@ _LOADING = threading.RLock()  # two threads that begin to import two floors, eac
 
 
 def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of the package, for the names under its ``if TYPE_CHECKING:``.
+    """``__getattr__`` and ``__dir__`` of the package, for the names under its ``if TYPE_CHECKING:`` and its modules.
 
     A name is kept when it has been loaded, as if it had been imported there. A function must not be called as a module
     of the same package, which Python puts in its place when it imports that.
@@ -25,12 +25,13 @@ def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
     def load(name: str) -> Any:
         module = sys.modules[package]
-        if name not in module.__all__:
+        if name not in module.__all__ and (not name.isidentifier() or name.startswith("__")
+                                           or find_spec(f"{package}.{name}") is None):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with _LOADING:
             if not homes:
                 homes.update(_homes(package))
-            home, attribute = homes[name]
+            home, attribute = homes.get(name, (package, name))
             found = None if home == package else import_module(home)
             value = getattr(found, attribute) if hasattr(found, attribute) else import_module(f"{home}.{attribute}")
         vars(module)[name] = value

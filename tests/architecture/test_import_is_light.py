@@ -59,6 +59,11 @@ def test_every_package_has_the_names_that_it_offers() -> None:
     assert fresh("-c", "; ".join(f"from {name} import *" for name in packages)) == ""
 
 
+def test_a_package_has_its_own_modules_when_they_are_asked_for() -> None:
+    asked = "import zerosim as zs; print(zs.models.layers.__name__, zs.planning.plan.__name__, hasattr(zs.zero, 'a.b'))"
+    assert fresh("-c", asked) == "zerosim.models.layers zerosim.planning.plan False\n"
+
+
 def test_training_and_planning_load_no_backend_no_display_and_no_lesson() -> None:
     above = ("zerosim.backends.", "zerosim.display", "zerosim.course", "zerosim.cli")
     asked = "import zerosim as zs; zs.Engine, zs.Cluster, zs.optim.Adam, zs.models.GPT, zs.plan"
