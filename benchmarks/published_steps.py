@@ -26,11 +26,11 @@ from zerosim.models.transformer import Transformer
 from zerosim.numerics.policy import Policy
 from zerosim.options import StepOptions
 from zerosim.planning import hardware
+from zerosim.planning.configuration import PlanConfig
 from zerosim.planning.efficiency import Efficiency, constants, efficiency
 from zerosim.planning.facts import facts
 from zerosim.planning.flops import six_n_and_attention
 from zerosim.planning.hardware import Device, Network
-from zerosim.planning.plan_config import PlanConfig
 from zerosim.planning.shapes import ModelShape, model_of
 
 HOUR = 3600.0

@@ -4,13 +4,12 @@ A name is loaded when it is first asked for: `import zerosim` alone costs little
 program that plans loads no engine. (Lazy loading as in Scientific Python's SPEC 1.)
 """
 
-import threading
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ml_dtypes  # noqa: F401  # from here on NumPy knows "bfloat16" by name
 
 from zerosim.connect import connect  # not lazily: the function hides the module of its name
+from zerosim.face import face
 
 if TYPE_CHECKING:
     from zerosim import models, numerics, optim, oracle, planning, ranks, testing, zero
@@ -26,9 +25,43 @@ if TYPE_CHECKING:
     from zerosim.numerics.policy import Policy
     from zerosim.numerics.rounding import round_to, spacing
     from zerosim.planning.plan import plan
-    from zerosim.ranks import *  # type: ignore[assignment]  # its `explore`, of legal orders, is another
-    from zerosim.ranks import faults
-    from zerosim.zero import *
+    from zerosim.ranks import (
+        AsymmetryError,
+        BackendError,
+        Cluster,
+        DeadlockError,
+        Hop,
+        Memory,
+        Mesh,
+        MismatchError,
+        NullCluster,
+        OutOfMemoryError,
+        PendingWorkError,
+        Rank,
+        RankStopped,
+        RankUseError,
+        RemoteError,
+        Results,
+        Run,
+        Trace,
+        Work,
+        faults,
+        step_through,
+    )
+    from zerosim.zero import (
+        STAGES,
+        Engine,
+        Group,
+        Layout,
+        NonFiniteGradients,
+        Placement,
+        SkippedStepWarning,
+        Stage,
+        StepResult,
+        ZeroPlusPlus,
+        layout_of,
+        redistribute,
+    )
 
 __version__ = "0.1.0"
 
@@ -95,35 +128,4 @@ __all__ = [
     "zero",
 ]
 
-_MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
-            "draw": "course.draw", "faults": "ranks.faults", "museum": "course.museum", "puzzles": "course.puzzles",
-            "testing": "testing", "oracle": "oracle"}
-_HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
-          "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
-          "spacing": "numerics.rounding",
-          "Predictions": "course.predictions",
-          "plan": "planning.plan", "tune": "course.tuning",
-          "explore": "display.report",
-          "from_deepspeed": "frameworks", "from_fsdp": "frameworks",
-          "CuPyCluster": "backends.cupy.cluster", "NCCLCluster": "backends.nccl.cluster"}
-
-_LOADING = threading.RLock()  # two threads that begin to import two floors, each of which needs the other's, both fail
-
-
-def __getattr__(name: str) -> Any:
-    """A public name from its home, or from the floor that offers it; it is kept, as if it had been imported here."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _LOADING:
-        if name in _MODULES:
-            value = import_module(f"zerosim.{_MODULES[name]}")
-        else:
-            homes = [_HOMES[name]] if name in _HOMES else ["ranks", "zero"]
-            value = next(getattr(module, name) for module in (import_module(f"zerosim.{home}") for home in homes)
-                         if hasattr(module, name))
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = face(__name__)

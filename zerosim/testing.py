@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from zerosim.models.layers import Context
-from zerosim.models.one_pass import first_weights
+from zerosim.models.passes import first_weights
 from zerosim.models.small import MLP
 from zerosim.models.units import Model, Unit
 from zerosim.numerics.checks import check_array, is_count

@@ -34,7 +34,7 @@ RULES: dict[Check, list[tuple[str, str, str | None]]] = {
     imports.imports_by_name: [
         ("ranks/a.py", "import importlib\nimportlib.import_module('zerosim.course')", "by its name"),
         ("zero/a.py", "x = __import__('zerosim.cli')", "by its name"),
-        ("__init__.py", "import importlib\nimportlib.import_module('zerosim.course')", None),
+        ("face.py", "import importlib\nimportlib.import_module('zerosim.course')", None),
     ],
     style.stage_comparisons: [
         ("zero/a.py", "if stage == 3: pass", "compares stage"),

@@ -24,7 +24,7 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_importing_zerosim_loads_numpy_ml_dtypes_and_no_floor() -> None:
     added = loaded_by("import zerosim") - loaded_by("import numpy, ml_dtypes") - sys.stdlib_module_names
-    assert added == {"zerosim", "zerosim.backends", "zerosim.connect"}
+    assert added == {"zerosim", "zerosim.backends", "zerosim.connect", "zerosim.face"}
 
 
 def test_what_is_heavy_is_imported_inside_functions_alone() -> None:
@@ -57,6 +57,11 @@ def test_every_package_has_the_names_that_it_offers() -> None:
                 if source.path.endswith("/__init__.py")]
     assert len(packages) > 8
     assert fresh("-c", "; ".join(f"from {name} import *" for name in packages)) == ""
+
+
+def test_a_package_has_its_own_modules_when_they_are_asked_for() -> None:
+    asked = "import zerosim as zs; print(zs.models.layers.__name__, zs.planning.plan.__name__, hasattr(zs.zero, 'a.b'))"
+    assert fresh("-c", asked) == "zerosim.models.layers zerosim.planning.plan False\n"
 
 
 def test_training_and_planning_load_no_backend_no_display_and_no_lesson() -> None:

@@ -19,7 +19,7 @@ from zerosim.display.views import RIGHT, Table, View
 from zerosim.numerics.checks import is_count, is_finite_number
 from zerosim.numerics.formats import Format
 from zerosim.numerics.units import counted
-from zerosim.planning.plan_config import PlanConfig
+from zerosim.planning.configuration import PlanConfig
 from zerosim.planning.timeline import Machine
 from zerosim.shown import Shown
 from zerosim.zero.placements import Stage

@@ -20,8 +20,8 @@ from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD
 from zerosim.planning import closed_forms
 from zerosim.planning.activations import Block, tensors
+from zerosim.planning.configuration import PlanConfig
 from zerosim.planning.conventions import convention_of, formula, per_parameter_nbytes, states_nbytes
-from zerosim.planning.plan_config import PlanConfig
 from zerosim.planning.shapes import PRESETS, ModelShape, model_of
 from zerosim.planning.step_activations import fullest_nbytes
 from zerosim.ranks.cluster import Cluster

@@ -13,10 +13,10 @@ from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
 from zerosim.models.units import TILED, Recompute
 from zerosim.numerics.units import bytes_text, counted, gigabytes
-from zerosim.optim import Optimizer
+from zerosim.optim.base import Optimizer
+from zerosim.planning.configuration import UTILIZATION, Plan, PlanConfig
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.explanation import explained, options_text
-from zerosim.planning.plan_config import UTILIZATION, Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.questions import (
     MOST_BLOCKS,

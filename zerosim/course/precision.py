@@ -21,7 +21,7 @@ from zerosim.display.style import percent, rough, short
 from zerosim.display.views import Heading, Part, View, marked_table, parts
 from zerosim.models.gpt import Decoder
 from zerosim.models.llama import config_of, decoder
-from zerosim.models.one_pass import Pass, one_pass
+from zerosim.models.passes import Pass, one_pass
 from zerosim.models.small import MLP
 from zerosim.models.text import VOCABULARY, Corpus
 from zerosim.numerics import random

@@ -23,9 +23,9 @@ from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.units import counted
 from zerosim.planning import runtimes
 from zerosim.planning.closed_forms import STAGES
+from zerosim.planning.configuration import PlanConfig
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.finetuning import EightBit
-from zerosim.planning.plan_config import PlanConfig
 from zerosim.planning.plan_row import PlanRow, fused_policy
 
 NVME_PATH = "/local_nvme"

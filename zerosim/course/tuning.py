@@ -31,9 +31,9 @@ from zerosim.numerics.checks import checked_count
 from zerosim.numerics.places import DEVICE, KINDS, Offload, offload_of
 from zerosim.numerics.units import count_of, counted, gigabytes, seconds_text
 from zerosim.planning.closed_forms import STAGES
+from zerosim.planning.configuration import Plan, PlanConfig
 from zerosim.planning.explanation import order_text
 from zerosim.planning.plan import plan_config
-from zerosim.planning.plan_config import Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.questions import LOSS_CHUNKS, Training, training
 from zerosim.planning.runtimes import DEEPSPEED, FSDP2

@@ -25,7 +25,7 @@ from zerosim.display.style import (
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
-from zerosim.planning.plan_config import Plan
+from zerosim.planning.configuration import Plan
 from zerosim.planning.questions import OverRanks
 from zerosim.ranks.call import Call
 from zerosim.ranks.cluster import Cluster

@@ -7,9 +7,9 @@ from typing import Any
 
 from zerosim.numerics.places import DISK, HOST
 from zerosim.numerics.units import counted, gigabytes, seconds_text
+from zerosim.planning.configuration import Plan, PlanConfig
 from zerosim.planning.conventions import convention_of
 from zerosim.planning.explanation import options_text
-from zerosim.planning.plan_config import Plan, PlanConfig
 from zerosim.planning.plan_row import STATES, TRANSIENT, PlanRow, fused_policy
 from zerosim.planning.questions import fewest_loss_chunks, training
 

@@ -15,7 +15,7 @@ from zerosim.display.step_plots import step_sheet, step_sheet_data
 from zerosim.display.style import STAGE_COLORS, STAGE_MARKS
 from zerosim.display.trace_plots import ring_traffic, ring_traffic_data, trace_order, trace_order_data
 from zerosim.numerics.units import counted
-from zerosim.planning.plan_config import Plan
+from zerosim.planning.configuration import Plan
 from zerosim.planning.plan_row import TRANSIENT
 from zerosim.planning.questions import OverRanks
 from zerosim.ranks.cluster import Cluster

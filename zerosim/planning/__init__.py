@@ -1,6 +1,6 @@
 """Bytes and seconds of a training step, predicted before anything runs; a recorded run is replayed.
 
-`zerosim.plan` makes a plan from names: `plan_config` computes its rows, `plan_row` is one, `explanation` says each
+`zerosim.plan` makes a plan from names: `configuration` computes its rows, `plan_row` is one, `explanation` says each
 number with its formula; `questions` asks rows for the largest, the fewest, days and money. Below that stand four
 levels:
 
@@ -14,53 +14,58 @@ levels:
 - *A run*: `recording` keeps one, `streams` replays it on any machine, `timeline` says what that comes to.
 """
 
-from zerosim.models.transformer import Experts, LatentAttention, Transformer
-from zerosim.planning import (
-    activations,
-    closed_forms,
-    collectives,
-    conventions,
-    cost,
-    cuts,
-    efficiency,
-    flops,
-    hardware,
-    nccl,
-    questions,
-    recording,
-    runtimes,
-    saved_tensors,
-    shapes,
-    step_activations,
-    step_arithmetic,
-    step_events,
-    step_folds,
-    streams,
-    timeline,
-)
-from zerosim.planning.activations import Block
-from zerosim.planning.closed_forms import (
-    STAGES,
-    Job,
-    ShardedStates,
-    moved_nbytes,
-    resting_nbytes,
-    sent_nbytes,
-    vectors_sent,
-)
-from zerosim.planning.collectives import ALGORITHMS, sent
-from zerosim.planning.conventions import CONVENTIONS, Convention, estimate_nbytes, formula, states_nbytes
-from zerosim.planning.cuts import ceil_cut
-from zerosim.planning.explanation import explained
-from zerosim.planning.finetuning import ADAM_8BIT, frozen, lora, quantized
-from zerosim.planning.hardware import Device, Link, Network
-from zerosim.planning.plan import plan_config
-from zerosim.planning.plan_config import Plan, PlanConfig
-from zerosim.planning.plan_row import PlanRow
-from zerosim.planning.recording import Recording, record
-from zerosim.planning.runtimes import RUNTIMES, AccountRow, account
-from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_parameters, model_shape
-from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay
+from typing import TYPE_CHECKING
+
+from zerosim.face import face
+
+if TYPE_CHECKING:
+    from zerosim.models.transformer import Experts, LatentAttention, Transformer
+    from zerosim.planning import (
+        activations,
+        closed_forms,
+        collectives,
+        conventions,
+        cost,
+        cuts,
+        efficiency,
+        flops,
+        hardware,
+        nccl,
+        questions,
+        recording,
+        runtimes,
+        saved_tensors,
+        shapes,
+        step_activations,
+        step_arithmetic,
+        step_events,
+        step_folds,
+        streams,
+        timeline,
+    )
+    from zerosim.planning.activations import Block
+    from zerosim.planning.closed_forms import (
+        STAGES,
+        Job,
+        ShardedStates,
+        moved_nbytes,
+        resting_nbytes,
+        sent_nbytes,
+        vectors_sent,
+    )
+    from zerosim.planning.collectives import ALGORITHMS, sent
+    from zerosim.planning.configuration import Plan, PlanConfig
+    from zerosim.planning.conventions import CONVENTIONS, Convention, estimate_nbytes, formula, states_nbytes
+    from zerosim.planning.cuts import ceil_cut
+    from zerosim.planning.explanation import explained
+    from zerosim.planning.finetuning import ADAM_8BIT, frozen, lora, quantized
+    from zerosim.planning.hardware import Device, Link, Network
+    from zerosim.planning.plan import plan_config
+    from zerosim.planning.plan_row import PlanRow
+    from zerosim.planning.recording import Recording, record
+    from zerosim.planning.runtimes import RUNTIMES, AccountRow, account
+    from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_parameters, model_shape
+    from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay
 
 __all__ = [
     "ADAM_8BIT",
@@ -131,3 +136,5 @@ __all__ = [
     "timeline",
     "vectors_sent",
 ]
+
+__getattr__, __dir__ = face(__name__)

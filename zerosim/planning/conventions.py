@@ -15,7 +15,8 @@ from itertools import accumulate, pairwise
 
 from zerosim.numerics.checks import checked_count, did_you_mean
 from zerosim.numerics.policy import Policy
-from zerosim.optim import Adam, Stateful, state_nbytes
+from zerosim.optim.elementwise import Adam
+from zerosim.optim.promises import Stateful, state_nbytes
 from zerosim.planning.closed_forms import ShardedStates
 from zerosim.planning.cuts import padded_unit_lengths
 from zerosim.planning.facts import facts

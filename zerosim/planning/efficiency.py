@@ -218,6 +218,7 @@ class Efficiency:
             ("product", 0, sum(each.stack for each in listed)))]
 
 
+@lru_cache(maxsize=64)
 def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False, attention: str | None = None,
                format: str = "bf16", linear: str | None = None) -> Efficiency:
     """The efficiency of a device under a runtime, eager or compiled; its kernel of attention unless another is named.

@@ -10,9 +10,9 @@ from zerosim.numerics.units import counted
 from zerosim.planning import activations
 from zerosim.planning.activations import Block, logits_nbytes
 from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
+from zerosim.planning.configuration import STATE_KINDS, UTILIZATION, PlanConfig
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, per_parameter_nbytes
 from zerosim.planning.hardware import OVERHEADS_OF, overheads_nbytes
-from zerosim.planning.plan_config import STATE_KINDS, UTILIZATION, PlanConfig
 from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.runtimes import times_held
 

@@ -50,7 +50,7 @@ def frozen(model: ModelShape, *, but: Sequence[str] = ()) -> ModelShape:
         name.rstrip("0123456789") + "*" * name[-1].isdigit() for of in names for name in of})
     trained = {of for found in matched.values() for of in found}
     return replace(model, units=tuple(UnitShape(unit.name, tuple(
-        replace(tensor, frozen=tensor.frozen or (unit.name, _layer(tensor)) not in trained) for tensor in unit.tensors))
+        tensor._replace(frozen=tensor.frozen or (unit.name, _layer(tensor)) not in trained) for tensor in unit.tensors))
         for unit in model.units))
 
 
@@ -66,7 +66,7 @@ def quantized(model: ModelShape, stored: str = "nf4") -> ModelShape:
     if stored not in STORED:
         raise ValueError(f"weights stored as {stored!r} were asked for; take one of {', '.join(STORED)}"
                          f"{did_you_mean(stored, STORED)}")
-    return _changed(model, lambda tensor: (replace(tensor, frozen=True, bits=STORED[stored](tensor.shape))
+    return _changed(model, lambda tensor: (tensor._replace(frozen=True, bits=STORED[stored](tensor.shape))
                                            if _is_matrix(tensor) else tensor,))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -18,18 +18,19 @@ from zerosim.numerics.places import Offload
 from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import count_of, counted, nbytes_of
-from zerosim.optim import Optimizer
+from zerosim.optim.base import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES
+from zerosim.planning.configuration import KEPT, MARGIN, MOST_RANKS, NODE, Plan, PlanConfig
 from zerosim.planning.conventions import ADAM, Convention
 from zerosim.planning.finetuning import ADAM_8BIT, EightBit, frozen
 from zerosim.planning.finetuning import lora as with_adapters
 from zerosim.planning.hardware import DISK_LINK, presets, read
-from zerosim.planning.plan_config import KEPT, MARGIN, MOST_RANKS, NODE, Plan, PlanConfig
 from zerosim.planning.plan_row import ZEROSIM
 from zerosim.planning.shapes import ModelShape, model_of_config, model_of_parameters, model_shape
 from zerosim.ranks.mesh import Mesh
 
+EIGHT_BIT = "adamw8bit"  # the optimizer that plans alone know
 ATTENTIONS = FUSED, UNFUSED = ("fused", "unfused")
 EVERY_POLICY = ("tiled", "block+tiled", "none", "selective", "sub_block", "block")
 # Runtimes whose programs reduce gradients in fp32 and add them up so, where 16 bits are computed in.
@@ -80,8 +81,8 @@ def plan_config(model: str | ModelShape | None = None, *, params: int | str | No
     more than 4,096, and ``global_batch`` those of a step on all ranks, in place of ``micro_batches``. ``tokens`` are
     those of a whole training, as "300B", and ``price`` is that of a device and hour. ``margin`` is the share of the
     device that is to stay free.
-    ``compute`` is a format, or a Policy for all formats of a step; ``optimizer`` one of zs.optim's, or a name in
-    `OPTIMIZERS`, among them "adamw8bit" of PyTorch's and DeepSpeed's programs.
+    ``compute`` is a format, or a Policy for all formats of a step; ``optimizer`` one of zs.optim's, or the
+    name of one, or "adamw8bit" of PyTorch's and DeepSpeed's programs.
     ``convention``, of zerosim's engine alone, counts its states as a text or a tool does; None as it holds them.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
     ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
@@ -146,20 +147,23 @@ def _finetuned(model: ModelShape, lora: int | None, weights: str | None, train_o
     return with_adapters(model, checked_count("lora", lora, 1), stored=weights or "")
 
 
-# Optimizers by name, as plans take them, which ask for no rate.
-OPTIMIZERS: Mapping[str, Optimizer | EightBit] = {
-    **{name.lower(): getattr(optim, name)(lr=1e-3) for name in optim.__all__
-       if hasattr(getattr(optim, name), "slots") and name != "Optimizer"},
-    "adamw8bit": ADAM_8BIT}
-
-
 def _optimizer(asked: Any) -> Any:
-    """The optimizer of a name; what is none, is looked at by the configuration."""
+    """The optimizer of a name, in any case, with a rate for which no plan asks; what is no name, is looked at by the
+    configuration."""
     if not isinstance(asked, str):
         return asked
-    if asked.lower() not in OPTIMIZERS:
-        raise unknown_name(f"no optimizer is called {asked!r}", asked.lower(), sorted(OPTIMIZERS))
-    return OPTIMIZERS[asked.lower()]
+    if asked.lower() == EIGHT_BIT:
+        return ADAM_8BIT
+    names = {name.lower(): name for name in optim.__all__}
+    found: Any = getattr(optim, names.get(asked.lower(), ""), None)
+    if not _is_optimizer(found):
+        known = [name for name in names if _is_optimizer(getattr(optim, names[name]))]
+        raise unknown_name(f"no optimizer is called {asked!r}", asked.lower(), sorted([*known, EIGHT_BIT]))
+    return found(lr=1e-3)
+
+
+def _is_optimizer(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Optimizer) and found is not Optimizer
 
 
 def _policy(compute: str, runtime: str) -> Policy:

@@ -15,8 +15,8 @@ from operator import attrgetter
 
 from zerosim.numerics.checks import checked_count
 from zerosim.planning.closed_forms import STAGES
+from zerosim.planning.configuration import MOST_RANKS, NODE, Plan, PlanConfig
 from zerosim.planning.hardware import Network
-from zerosim.planning.plan_config import MOST_RANKS, NODE, Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.shapes import ModelShape, model_of, model_of_parameters
 from zerosim.ranks.mesh import Mesh

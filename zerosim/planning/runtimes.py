@@ -22,7 +22,7 @@ from typing import NamedTuple
 from zerosim.models.transformer import Transformer
 from zerosim.numerics.checks import FP32, checked_count, did_you_mean
 from zerosim.numerics.places import DEVICE, HOST
-from zerosim.optim import Stateful, state_nbytes
+from zerosim.optim.promises import Stateful, state_nbytes
 from zerosim.planning.closed_forms import Job
 from zerosim.planning.conventions import is_cut_anywhere, shares_nbytes
 from zerosim.planning.hardware import OVERHEADS_OF

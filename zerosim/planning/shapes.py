@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import cached_property
 from os.path import exists
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from zerosim.models.model_types import CONFIG, names_config, read_fields, text_model, transformer_of_fields
 from zerosim.models.transformer import Experts, Transformer, pad_vocabulary
@@ -28,8 +28,7 @@ Counted = TypeVar("Counted")
 EXPERTS = ".experts"  # in the names of tensors that stack one matrix for each expert
 
 
-@dataclass(frozen=True, slots=True)
-class TensorShape:
+class TensorShape(NamedTuple):
     """One parameter tensor, named inside its unit. `frozen`: no gradient, no optimizer's state; `bits` at rest of each
     element, where they are not those of the policy's compute format (0), what a quantization adds included."""
 

@@ -84,7 +84,7 @@ def meet(ready: Sequence[float], priced: Sequence[PricedLevel], steps: Steps | N
             if steps is not None:
                 steps.append((now.tolist(), level))
             ends = np.maximum(now[sources], now[destinations]) + level.seconds
-            now[sources] = np.maximum(now[sources], ends)
+            now[sources] = ends  # no sooner than any was ready
             now[destinations] = np.maximum(now[destinations], ends)
     found: list[float] = now.tolist()
     return found

@@ -18,7 +18,7 @@ Legend: N ranks, R rows of a rank's program.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,7 @@ from zerosim.planning.recording import COMPUTE, HELD, Recording
 from zerosim.planning.streams import COMMUNICATION, COMPUTATION, Lane, StreamPart, Streams
 from zerosim.shown import SavedTimeline
 
-__all__ = ["COMMUNICATION", "COMPUTATION", "Lane", "Machine", "MemoryCurve", "PathEvent", "SlowLink", "SlowRank",
+__all__ = ["COMMUNICATION", "COMPUTATION", "Lane", "Machine", "MemoryCurve", "SlowLink", "SlowRank",
            "Timeline", "TimelineEvent", "Usage", "critical_path", "memory", "replay"]
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class TimelineEvent:
     ``nbytes`` are those read and written by arithmetic, or of the collective's whole vector, or sent in a message, or
     moved between device and host; ``purpose`` is that of a collective or a message (parameters, gradients, state,
     control, unspecified), or the kind of what is moved.
-    ``waited_seconds`` went by until all others had come too: what a late rank costs this one.
+    ``waited_seconds`` went by until all others had come too: what a late rank costs this one. ``from_rank`` is of the
+    `critical_path` alone.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class TimelineEvent:
     nbytes: int = 0
     waited_seconds: float = 0.0
     purpose: str = ""
+    from_rank: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -204,38 +206,19 @@ class Timeline(SavedTimeline):
 # -- the critical path: the chain of events, one waiting for the other, that makes a step as long as it is ------------
 
 
-@dataclass(frozen=True, slots=True)
-class PathEvent:
-    """A link of the chain: from when to when, on which stream, entered on one rank and left on another, or the same.
-
-    A collective is entered on the rank for whose arrival the last one waited, and left on the rank that went on.
-    """
-
-    from_rank: int
-    rank: int
-    stream: str
-    name: str
-    path: tuple[str, ...]
-    start_seconds: float
-    end_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """From start to end."""
-        return self.end_seconds - self.start_seconds
-
-
-def critical_path(timeline: Timeline) -> list[PathEvent]:
+def critical_path(timeline: Timeline) -> list[TimelineEvent]:
     """The events from 0 to the end of the step, each starting when the one before it ends.
 
-    Of several such chains it is the one that leads to the lowest rank, and that prefers a program to what it waits for.
-    Arithmetic of one span that nothing interrupts is one event; what takes no time is left out.
+    A collective is entered on the rank for whose arrival the last one waited, ``from_rank``, and left on the rank that
+    went on. Of several such chains it is the one that leads to the lowest rank, and that prefers a program to what it
+    waits for. Arithmetic of one span that nothing interrupts is one event, whose operations and bytes are not counted;
+    what takes no time is left out.
     """
     found = list(_backwards(timeline))[::-1]
     return [event for event in found if event.end_seconds > event.start_seconds]
 
 
-def _backwards(timeline: Timeline) -> Iterator[PathEvent]:
+def _backwards(timeline: Timeline) -> Iterator[TimelineEvent]:
     lane = max(timeline.lanes, key=lambda one: (one.end, -one.rank))
     passed, clock = len(lane.points), lane.end
     while True:
@@ -247,8 +230,7 @@ def _backwards(timeline: Timeline) -> Iterator[PathEvent]:
         clock = lane.reached[passed]
         if start > clock:  # the program stood still here
             for part, origin in _chain(timeline, lane.part_at[passed]):
-                event = timeline.part_event(part)
-                yield PathEvent(origin.rank, part.rank, event.stream, event.name, event.path, origin.begun, part.ended)
+                yield replace(timeline.part_event(part), from_rank=origin.rank, start_seconds=origin.begun)
             lane, passed, clock = timeline.lanes[origin.rank], origin.point, origin.issued
 
 
@@ -263,7 +245,7 @@ def _chain(timeline: Timeline, part: StreamPart) -> Iterator[tuple[StreamPart, S
         part = origin.before
 
 
-def _arithmetic(timeline: Timeline, lane: Lane, passed: int, start: float, end: float) -> Iterator[PathEvent]:
+def _arithmetic(timeline: Timeline, lane: Lane, passed: int, start: float, end: float) -> Iterator[TimelineEvent]:
     """The program's arithmetic after so many points, latest first, span by span."""
     if end <= start:
         return
@@ -273,11 +255,12 @@ def _arithmetic(timeline: Timeline, lane: Lane, passed: int, start: float, end: 
     stretch_end = end
     for event in reversed(timeline.computed(lane.rank, low, high)):
         if latest is not None and event.path != latest.path:
-            yield PathEvent(lane.rank, lane.rank, COMPUTATION, "compute", latest.path, event.end_seconds, stretch_end)
+            yield TimelineEvent(lane.rank, COMPUTATION, "compute", latest.path, event.end_seconds, stretch_end,
+                                from_rank=lane.rank)
             stretch_end = event.end_seconds
         latest = event
     assert latest is not None, "a clock moves by arithmetic"
-    yield PathEvent(lane.rank, lane.rank, COMPUTATION, "compute", latest.path, start, stretch_end)
+    yield TimelineEvent(lane.rank, COMPUTATION, "compute", latest.path, start, stretch_end, from_rank=lane.rank)
 
 
 # -- memory: what a rank holds over time, by kind, in H changes -------------------------------------------------------

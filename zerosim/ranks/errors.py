@@ -31,6 +31,10 @@ class OutOfMemoryError(MemoryError):
     """A rank asked for more bytes than its capacity leaves; the text lists what it holds by kind."""
 
 
+class FaultError(RuntimeError):
+    """A run ended by a fault that was injected and found."""
+
+
 class RankUseError(RuntimeError):
     """A rank was used outside its own running program: in another thread, another rank's program, or no run."""
 

@@ -33,7 +33,7 @@ from zerosim.numerics.checks import is_floating, unknown_name
 from zerosim.numerics.files import WRITER
 from zerosim.ranks.call import Array, Call, GroupKey, Hop, Pending, PendingCall
 from zerosim.ranks.collectives import ALGORITHMS, Delivery
-from zerosim.ranks.errors import add_note
+from zerosim.ranks.errors import FaultError, add_note
 from zerosim.ranks.hub import Deliveries, InProcess, RunOptions
 from zerosim.ranks.option_rows import InjectedFault
 from zerosim.ranks.process import guarded
@@ -51,10 +51,6 @@ KINDS = {  # by kind: the words that describe it
     "repeated": _LINK, "reordered": _LINK, "dies": _CALL, "slow": ("rank", "to", "factor"),
     "disk_full": (*_WHEN, "nbytes"), "partial_write": (*_WHEN, "nbytes")}
 OF_SENDER, OF_LINK = ("nan", "inf"), ("bitflip", "repeated", "reordered")
-
-
-class FaultError(RuntimeError):
-    """A run ended by a fault that was injected and found."""
 
 
 class RankDied(FaultError):

@@ -3,13 +3,18 @@
 Ranks stand node by node, as `ranks.hierarchical` says, whose collectives cross a mesh in two steps.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zerosim.numerics.checks import is_count
-from zerosim.ranks.rank import Rank
-from zerosim.ranks.trace import Collective, Message, Trace
+
+if TYPE_CHECKING:
+    from zerosim.ranks.rank import Rank
+    from zerosim.ranks.trace import Collective, Message, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class Mesh:
                                  f"{getattr(self, name)!r}; write (2, 4) for two nodes of four ranks")
 
     @classmethod
-    def of(cls, asked: "Mesh | Sequence[int] | str", ranks: int) -> "Mesh":
+    def of(cls, asked: Mesh | Sequence[int] | str, ranks: int) -> Mesh:
         """The mesh of N ranks that a pair, or a text such as "2x4", asks for.
 
         Raises ValueError for what is neither, and for nodes and ranks of a node that do not multiply to N.
@@ -86,6 +91,8 @@ class Mesh:
         return sum(self._nbytes_across(rank, row) for row in trace.messages(purpose))
 
     def _nbytes_across(self, rank: int, row: Collective | Message) -> int:
+        from zerosim.ranks.trace import Message  # only here, where there is a trace: a plan has a mesh too
+
         node = self.place(rank)[0]
         if isinstance(row, Message):
             return row.sent_nbytes * (row.destination is not None and self.place(row.destination)[0] != node)

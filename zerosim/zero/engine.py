@@ -23,7 +23,7 @@ import numpy as np
 
 from zerosim.models.initializers import Initializer
 from zerosim.models.layers import Context, draw_first, draw_for
-from zerosim.models.one_pass import initializer_of
+from zerosim.models.passes import initializer_of
 from zerosim.models.units import TILED, Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name

@@ -15,7 +15,7 @@ from zerosim.course.lost_updates import standing_ratios
 from zerosim.course.precision_runs import format_run_network, samples
 from zerosim.display.drawing import LIGHT, Drawing, Style, within_limits
 from zerosim.display.style import BROWN, FORMAT_COLORS, ORANGE, PURPLE
-from zerosim.models.one_pass import first_weights, one_pass
+from zerosim.models.passes import first_weights, one_pass
 from zerosim.numerics import random
 from zerosim.numerics.arrays import Array, spans
 from zerosim.numerics.kernels import NumpyKernels

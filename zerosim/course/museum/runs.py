@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.models.autodiff import AutodiffUnit
-from zerosim.models.one_pass import first_weights, one_pass
+from zerosim.models.passes import first_weights, one_pass
 from zerosim.models.small import MLP
 from zerosim.models.units import Model
 from zerosim.optim import SGD, Adam, Muon, WarmupCosine

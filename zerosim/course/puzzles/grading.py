@@ -24,7 +24,7 @@ from zerosim.course.puzzles.puzzle import Answer, held_copy
 from zerosim.course.puzzles.score import Measured, Measures, Refused, Score
 from zerosim.course.puzzles.watching import SilencedRank, measured, measures, refuse_few_bytes, refuse_unheard, run
 from zerosim.models.layers import Context, Gradients
-from zerosim.models.one_pass import first_weights, one_pass
+from zerosim.models.passes import first_weights, one_pass
 from zerosim.models.small import MLP
 from zerosim.models.units import Unit
 from zerosim.numerics.policy import Policy

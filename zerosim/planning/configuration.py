@@ -36,7 +36,7 @@ from zerosim.numerics.checks import checked_count, count_fields, unknown_name
 from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST, Offload
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.units import gigabytes, seconds_text
-from zerosim.optim import Optimizer
+from zerosim.optim.base import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.activations import Block
 from zerosim.planning.closed_forms import STAGES, Job, ShardedStates, moved_nbytes, sent_nbytes
