@@ -48,13 +48,17 @@ def test_of_all_that_leave_the_margin_it_takes_the_one_with_the_most_room_within
     ahead = [int(one) for one in str(options.get("prefetch", "1,2")).split(",")]
     for batch, prefetch in product(range(1, share + 1), ahead):
         if share % batch == 0:
-            plans = [zs.plan(model, **asked, recompute=",".join(found.config.recompute), prefetch=prefetch, batch=batch,
-                             micro_batches=share // batch, loss_chunks=chunks)
-                     for chunks in ((1, 2, 4, 8, 16, 32) if asked.get("runtime") in (None, "deepspeed") else (1,))]
-            rows += [(next((row for row in of_chunks if row.has_margin), of_chunks[0]), batch, prefetch)
-                     for of_chunks in zip(*(plan.rows for plan in plans), strict=True) for row in of_chunks[:1]
-                     if (row.stage == 3 or prefetch == ahead[0])
-                     and not (asked.get("runtime") == "megatron" and row.stage > 1)]
+            stages = [stage for stage in STAGES if (stage == 3 or prefetch == ahead[0])
+                      and not (asked.get("runtime") == "megatron" and stage > 1)]
+            taken = {}
+            for chunks in (1, 2, 4, 8, 16, 32) if asked.get("runtime") in (None, "deepspeed") else (1,):
+                for row in stages and zs.plan(model, **asked, recompute=",".join(found.config.recompute),
+                                              prefetch=prefetch, batch=batch, micro_batches=share // batch,
+                                              loss_chunks=chunks, stage=",".join(map(str, stages))).rows:
+                    if chunks == 1 or row.has_margin > taken[row.stage, row.recompute].has_margin:
+                        taken[row.stage, row.recompute] = row
+                stages = sorted({stage for (stage, _), row in taken.items() if not row.has_margin})
+            rows += [(row, batch, prefetch) for row in taken.values()]
     fewer = {(row.stage, row.recompute, batch, prefetch): row.step_seconds for row, batch, prefetch in rows}
     leaving_margin = [row for row, batch, prefetch in rows if row.has_margin and all(
         row.step_seconds < fewer.get((row.stage, row.recompute, batch, less), np.inf) for less in range(prefetch))]

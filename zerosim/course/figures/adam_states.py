@@ -1,11 +1,12 @@
 """Adam's averages m and v at rest in fewer bits: one weight's v, and the losses of a small training beside fp32's.
 
 Every update is computed in fp32; what m and v are stored as afterwards, and come back as, is their *rest*.
-Legend: n elements.
+Legend: n elements, R rests; B batch, I and O the inputs and outputs of a linear unit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from types import MappingProxyType
 from typing import Any
 
@@ -15,11 +16,10 @@ from zerosim.course.lost_updates import standing_ratios
 from zerosim.course.precision_runs import format_run_network, samples
 from zerosim.display.drawing import LIGHT, Drawing, Style, within_limits
 from zerosim.display.style import BROWN, FORMAT_COLORS, ORANGE, PURPLE
-from zerosim.models.passes import first_weights, one_pass
+from zerosim.models.passes import first_weights
 from zerosim.numerics import random
 from zerosim.numerics.arrays import Array, spans
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import Blockwise
 from zerosim.numerics.rounding import round_to
 from zerosim.optim import Adam, UpdateContext
@@ -99,43 +99,69 @@ def adam_states_data(steps: int = 1500, conditions: Sequence[tuple[float, int]] 
     """Trains under each condition, an lr and a seed, with every rest; ValueError for fewer steps than WINDOW."""
     if steps < WINDOW:
         raise ValueError(f"losses of Adam's states are means of {WINDOW} steps; take so many or more, found {steps}")
-    return AdamStates({rest: v_of(rest, [1.0] * steps + [0.1] * steps) for rest in RESTS if not rest.startswith("8")},
-                      {condition: {rest: losses_of(rest, *condition, steps) for rest in RESTS}
-                       for condition in conditions})
+    return AdamStates(v_of([rest for rest in RESTS if not rest.startswith("8")], [1.0] * steps + [0.1] * steps),
+                      {condition: losses_of([*RESTS], *condition, steps) for condition in conditions})
 
 
-def _update(rest: str, adam: Adam, w: Array, g: Array, state: Mapping[str, Array], step: int) -> None:
-    adam.update(UpdateContext(KERNELS), w, g, state, step)
+def _update(rests: Sequence[str], adam: Adam, w: Array, g: Array, state: Mapping[str, Array], step: int) -> None:
+    """A step of R rests at once: all arrays (R, n)."""
+    flat = {name: x.reshape(-1) for name, x in state.items()}
+    adam.update(UpdateContext(KERNELS), w.reshape(-1), g.reshape(-1), flat, step)
     for name, x in state.items():
-        x[:] = RESTS[rest](name, x, step)
+        for row, rest in zip(x, rests, strict=True):
+            row[:] = RESTS[rest](name, row, step)
 
 
-def v_of(rest: str, gradients: Sequence[float]) -> list[float]:
-    """v of one weight after each step."""
-    (w, m, v), found = np.zeros((3, 1), np.float32), []
+def v_of(rests: Sequence[str], gradients: Sequence[float]) -> dict[str, list[float]]:
+    """v of one weight after each step, by rest."""
+    (w, m, v), found = np.zeros((3, len(rests), 1), np.float32), []
     for step, g in enumerate(gradients, 1):
-        _update(rest, Adam(), w, np.array([g], np.float32), {"m": m, "v": v}, step)
-        found.append(float(v[0]))
-    return found
+        _update(rests, Adam(), w, np.full_like(w, g), {"m": m, "v": v}, step)
+        found.append(v[:, 0].tolist())
+    return dict(zip(rests, map(list, zip(*found, strict=True)), strict=True))
 
 
 @np.errstate(all="ignore")  # inf and NaN are what some come to
-def losses_of(rest: str, lr: float, seed: int, steps: int) -> list[float]:
-    """Trains a small network by Adam on plain arrays, with the data of this seed, up to a loss EXPLODED times the
-    first, or NaN. Gradients are rounded from fp64 to fp32, so that a processor's order of additions changes no curve.
+def losses_of(rests: Sequence[str], lr: float, seed: int, steps: int) -> dict[str, list[float]]:
+    """Trains a small network by Adam on plain arrays, once with each rest, with the data of this seed, up to a loss
+    EXPLODED times the first, or NaN.
+
+    All R trainings that go on take a step together, with weights (R, I, O). Gradients are rounded from fp64 to fp32, so
+    that a processor's order of additions changes no curve.
     """
-    model, losses = format_run_network(), list[float]()
-    first = first_weights(model)
-    w = np.concatenate([x.ravel() for x in first.values()])
-    parts = np.split(w, np.cumsum([x.size for x in first.values()])[:-1])
-    views = {name: part.reshape(first[name].shape) for name, part in zip(first, parts, strict=True)}
-    state = {"m": np.zeros_like(w), "v": np.zeros_like(w)}
-    while len(losses) < steps and (not losses or losses[-1] <= EXPLODED * losses[0]):
-        found = one_pass(model, views, Policy("fp64"), *samples(len(losses), seed))
-        losses.append(found.loss)
-        g = np.concatenate([found.gradients[name].ravel() for name in first]).astype(np.float32)
-        _update(rest, Adam(lr), w, g, state, len(losses))
-    return losses
+    first = first_weights(format_run_network()).values()
+    ends = np.cumsum([x.size for x in first])[:-1]
+    w = np.tile(np.concatenate([x.ravel() for x in first]), (len(rests), 1))
+    m, v = np.zeros((2, *w.shape), np.float32)
+    found, going = {rest: list[float]() for rest in rests}, [*rests]
+    for step in range(steps):
+        weights = [part.reshape(-1, *x.shape)
+                   for x, part in zip(first, np.split(w.astype(np.float64), ends, axis=1), strict=True)]
+        losses, gradients = _pass(weights, *samples(step, seed))
+        g = np.concatenate([x.reshape(len(going), -1) for x in gradients], axis=1).astype(np.float32)
+        _update(going, Adam(lr), w, g, {"m": m, "v": v}, step + 1)
+        for rest, loss in zip(going, losses.tolist(), strict=True):
+            found[rest].append(loss)
+        on = [found[rest][-1] <= EXPLODED * found[rest][0] for rest in going]
+        if not all(on):
+            going, w, m, v = list(compress(going, on)), w[on], m[on], v[on]
+    return found
+
+
+def _pass(weights: Sequence[Array], x: Array, target: Array) -> tuple[Array, list[Array]]:
+    """Forward and backward of linear units with ReLU between them, in fp64: weights (R, I, O), x (B, I), target (B, O)
+    -> the losses (R,), each the mean over the batch of half the squared error, and the gradients of the weights."""
+    inputs, y = list[Array](), x.astype(np.float64)
+    for w in weights:
+        inputs.append(y if not inputs else np.maximum(y, 0, out=y))
+        y = inputs[-1] @ w
+    dy, gradients = y - target, list[Array]()
+    losses = 0.5 * np.square(dy).reshape(len(dy), -1).sum(axis=1) / len(x)
+    dy /= len(x)
+    for w, a in zip(reversed(weights), reversed(inputs), strict=True):
+        gradients.insert(0, a.swapaxes(-1, -2) @ dy)
+        dy = (dy @ w.swapaxes(-1, -2)) * (a > 0)
+    return losses, gradients
 
 
 def adam_states(data: AdamStates, style: Style = LIGHT) -> Drawing:
