@@ -1,12 +1,12 @@
 """zerosim: ZeRO, the Zero Redundancy Optimizer, to run, read, step through and trust on a laptop.
 
-A name is loaded when it is first asked for: `import zerosim` alone costs little more than NumPy and ml_dtypes, and a
-program that plans loads no engine. (Lazy loading as in Scientific Python's SPEC 1.)
+A name is loaded when it is first asked for (`zerosim.face`): `import zerosim` alone costs little more than NumPy and
+ml_dtypes, and a program that plans loads no engine.
 """
 
 from typing import TYPE_CHECKING
 
-import ml_dtypes  # noqa: F401  # from here on NumPy knows "bfloat16" by name
+import ml_dtypes  # from here on NumPy knows "bfloat16" by name
 
 from zerosim.connect import connect  # not lazily: the function hides the module of its name
 from zerosim.face import face
@@ -64,68 +64,5 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "FORMATS",
-    "STAGES",
-    "AsymmetryError",
-    "BackendError",
-    "Cluster",
-    "CuPyCluster",
-    "DeadlockError",
-    "Engine",
-    "Format",
-    "Group",
-    "Hop",
-    "Layout",
-    "Memory",
-    "Mesh",
-    "MismatchError",
-    "NCCLCluster",
-    "NonFiniteGradients",
-    "NullCluster",
-    "Offload",
-    "OutOfMemoryError",
-    "PendingWorkError",
-    "Placement",
-    "Policy",
-    "Predictions",
-    "Rank",
-    "RankStopped",
-    "RankUseError",
-    "RemoteError",
-    "Results",
-    "Run",
-    "SkippedStepWarning",
-    "Stage",
-    "StepResult",
-    "Trace",
-    "Work",
-    "ZeroPlusPlus",
-    "connect",
-    "draw",
-    "explore",
-    "faults",
-    "format_of",
-    "from_deepspeed",
-    "from_fsdp",
-    "layout_of",
-    "models",
-    "museum",
-    "numerics",
-    "optim",
-    "oracle",
-    "plan",
-    "planning",
-    "puzzles",
-    "ranks",
-    "redistribute",
-    "round_to",
-    "spacing",
-    "step_through",
-    "testing",
-    "tune",
-    "zero",
-]
 
 __getattr__, __dir__ = face(__name__)

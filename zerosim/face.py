@@ -1,54 +1,48 @@
 """The face of a package: its public names, each loaded when it is first asked for (Scientific Python's SPEC 1).
 
-A face imports them for type checkers alone, and these imports are its table: they are read in the package's own source
-when somebody asks for the first name. So a program that plans loads no engine, and one that trains no planner.
+A face imports them for type checkers alone, and these imports are its only list: they are read in the package's own
+code when somebody asks for the first name. So a program that plans loads no engine, and one that trains no planner.
 """
 
-import ast
+import dis
 import sys
-import threading
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-_LOADING = threading.RLock()  # two threads that begin to import two floors, each of which needs the other's, both fail
-
 
 def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of the package, for the names under its ``if TYPE_CHECKING:`` and its modules.
+    """``__getattr__`` and ``__dir__`` of a package, for ``__all__``, the names in it, and the package's own modules.
 
-    A name is kept when it has been loaded, as if it had been imported there. A function must not be called as a module
-    of the same package, which Python puts in its place when it imports that.
+    A name is kept when it has been loaded, as if it had been imported there. No name that a face loads may be that of
+    another thing's module in the same package, which Python puts in its place when it imports that module. There is no
+    lock: Python has one for each module, and a thread that held both would wait for another that holds them too.
     """
-    homes: dict[str, tuple[str, str]] = {}
-
     def load(name: str) -> Any:
-        module = sys.modules[package]
-        if name not in module.__all__ and (not name.isidentifier() or name.startswith("__")
-                                           or find_spec(f"{package}.{name}") is None):
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        with _LOADING:
-            if not homes:
-                homes.update(_homes(package))
-            home, attribute = homes.get(name, (package, name))
+        homes = _homes(package)
+        if name == "__all__":
+            value: Any = sorted(homes)
+        elif name in homes or (name.isidentifier() and name[0] != "_" and find_spec(f"{package}.{name}")):
+            home = homes.get(name, package)
             found = None if home == package else import_module(home)
-            value = getattr(found, attribute) if hasattr(found, attribute) else import_module(f"{home}.{attribute}")
-        vars(module)[name] = value
+            value = getattr(found, name) if hasattr(found, name) else import_module(f"{home}.{name}")
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        vars(sys.modules[package])[name] = value
         return value
 
-    def names() -> list[str]:
-        module = sys.modules[package]
-        return sorted({*vars(module), *module.__all__})
-
-    return load, names
+    return load, lambda: sorted({*vars(sys.modules[package]), *_homes(package)})
 
 
-def _homes(package: str) -> dict[str, tuple[str, str]]:
-    """By name the module, and what it is called there, from which a package's source imports it for type checkers."""
-    spec = find_spec(package)
-    assert spec is not None
-    text = spec.loader.get_source(package)  # type: ignore[union-attr]  # of a file, says the import that was here first
-    checked = (node for node in ast.parse(text).body if isinstance(node, ast.If))
-    return {one.asname or one.name: (node.module or "", one.name) for block in checked for node in block.body
-            if isinstance(node, ast.ImportFrom) for one in node.names}
+@cache
+def _homes(package: str) -> dict[str, str]:
+    """By public name the module from which a package's code imports it; of the source an installed program has none."""
+    homes, home = dict[str, str](), ""
+    for step in dis.get_instructions(sys.modules[package].__loader__.get_code(package)):  # type: ignore[union-attr]
+        if step.opname == "IMPORT_NAME":
+            home = step.argval
+        elif step.opname == "IMPORT_FROM" and home.startswith("zerosim") and home != __name__:
+            homes[step.argval] = home
+    return homes

@@ -45,10 +45,8 @@ def constant(module: str, name: str) -> Constant:
     source = inspect.getsource(importlib.import_module(module))
     body = ast.parse(source).body
     for node in [*body, *(inner for block in body if isinstance(block, ast.If) for inner in block.body)]:
-        if isinstance(node, ast.ImportFrom):
-            names = {alias.asname or alias.name for alias in node.names}
-            if name in names or ("*" in names and name in importlib.import_module(str(node.module)).__all__):
-                return constant(str(node.module), name)
+        if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:
+            return constant(str(node.module), name)
         if isinstance(node, ast.Assign | ast.AnnAssign) and name in _assigned(node):
             lines = source.splitlines()
             comment = _comment_above(lines, node.lineno)

@@ -38,7 +38,7 @@ MAY_IMPORT = {
 DOOR = "zerosim/shown.py"
 PLUGS = "zerosim.zero.plugs"  # the one place that knows the options of a step
 # The file that fetches a module by a name in quotes, when somebody asks for it. A test of what
-# `import zerosim` loads holds that the facade's backends and puzzles are loaded in no other way.
+# `import zerosim` loads holds that backends and puzzles are loaded in no other way.
 BY_NAME = "zerosim/face.py"
 # Imported by one module, and each a thought of its own; `picture` alone imports Matplotlib at its top, to have a class.
 THOUGHTS = {"zerosim/display/chrome_trace.py", "zerosim/display/memory_plots.py", "zerosim/display/picture.py",
@@ -110,6 +110,16 @@ def halves(sources: Iterable[Source]) -> list[str]:
             and source.module not in packages and source.path not in THOUGHTS
             and source.floor not in {"backends", "course", "cli"}
             and importers[source.module] != {PLUGS}]
+
+
+def hidden_by_modules(sources: Iterable[Source]) -> list[str]:
+    """Names that a face loads later, and that other modules of its package have, which Python would put there."""
+    sources = list(sources)
+    modules = {source.module for source in sources}
+    return [source.at(node, f"{name} is hidden by the module of its name; rename one, or import it at once")
+            for source in sources if source.path.endswith("/__init__.py")
+            for node, name in imported_modules(source, source.nodes) if node.col_offset
+            and f"{source.module}.{name.rpartition('.')[2]}" in modules - {name}]
 
 
 def _nodes_but_the_door(source: Source) -> list[ast.AST]:

@@ -111,6 +111,12 @@ TOGETHER: dict[Callable[[Iterable[Source]], list[str]], list[tuple[dict[str, str
         ({**HALF, "zero/c.py": "from .b import y"}, None),
         ({**HALF, "zero/__init__.py": "from zerosim.zero.b import y"}, None),
     ],
+    imports.hidden_by_modules: [
+        ({"zero/__init__.py": "if TYPE_CHECKING:\n    from zerosim.zero.a import b", "zero/b.py": ""},
+         "zerosim/zero/__init__.py:2: zerosim.zero.a.b is hidden"),
+        ({"zero/__init__.py": "from zerosim.zero.b import b", "zero/b.py": ""}, None),
+        ({"zero/__init__.py": "if TYPE_CHECKING:\n    from zerosim.zero import b", "zero/b.py": ""}, None),
+    ],
     style.class_names_used_twice: [
         ({"a.py": "class A: pass\nclass B: pass", "b.py": "\nclass A: pass"},
          "class A stands at zerosim/a.py:1 and zerosim/b.py:2"),

@@ -1,6 +1,6 @@
 """Other worlds for the same rank program: processes of MPI, GPUs through CuPy, and NCCL between GPUs.
 
-Nothing below imports them: `zerosim.connect` and `zerosim.__getattr__` load them by name, when they are asked for.
+Nothing below imports them: `zerosim.connect` and the face of `zerosim` load them when they are asked for.
 """
 
 # What ranks in processes of their own wait for each other, whatever carries their arrays.

@@ -17,9 +17,4 @@ if TYPE_CHECKING:
     from zerosim.models.small import MLP, four_weights
     from zerosim.models.units import LinearUnit, Model, Recompute, Unit
 
-__all__ = ["GPT", "MLP", "PRESETS", "Constants", "Context", "CrossEntropy", "Decoder", "Filled", "GPTConfig",
-           "HalfSquaredError", "LinearScaling", "LinearUnit", "Llama", "Llama3Scaling", "LlamaConfig", "Loss", "Model",
-           "Normal", "Pass", "Recompute", "Unit", "autodiff", "decoder", "first_weights", "four_weights",
-           "from_hugging_face", "generate", "logits_of", "one_pass"]
-
 __getattr__, __dir__ = face(__name__)

@@ -46,8 +46,8 @@ def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
 
 
 def extremum(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
-    """out (n,) = np.maximum or np.minimum of the blocks a and b (n,), but of +0 and -0 the positive or the negative,
-    where NumPy's own return the one or the other; NaN if either is."""
+    """out (n,) = np.maximum or np.minimum of the blocks a and b (n,), NaN if either is; of +0 and -0, of which NumPy's
+    own return the one or the other, the larger is +0 and the smaller -0."""
     ufunc(a, b, out=out)  # out is neither a nor b: both are read again
     word, signs = np.dtype(f"u{out.dtype.itemsize}"), np.bitwise_and if ufunc is np.maximum else np.bitwise_or
     # Where a equals b their bits are equal, but for zeros' signs.
@@ -170,20 +170,18 @@ class BlockKernels:
         None), on the grid of the type ``grid``, rounded once to out's type.
 
         ``out`` may be an input's memory: a function writes its result when it has read what it needs of the element.
-        ``also`` takes a second result, which is its last argument then, and must be no input's memory. With
-        `with_scratch` its first argument is a scratch memory.
+        ``also`` takes a second result, which the function writes to its last argument and which no grid changes; it is
+        no input's memory. With `with_scratch` the function's first argument is a scratch memory.
         """
         work = work or work_type(*(x for x in (*inputs, out) if isinstance(x, np.ndarray)))
         blocks = [self._beside(i, x, work) for i, x in enumerate(inputs)]
-        results = [self.room_for("result", out, work)]
-        if also is not None:
-            results.append(self.room_for("second result", also, work))
+        outs = [out] if also is None else [out, also]
+        results = [self.room_for("second " * i + "result", one, work) for i, one in enumerate(outs)]
         function(*([self.scratch_memory] if with_scratch else ()), *blocks, *results)
         if grid is not None:
             self.onto_grid(results[0], grid)
-        self.round_into(results[0], out)
-        if also is not None:
-            self.round_into(results[1], also)
+        for result, one in zip(results, outs, strict=True):
+            self.round_into(result, one)
 
     def _beside(self, i: int, x: Array | PerRow | PerColumn | float, work: np.dtype[Any]) -> Array | float:
         values: Any = x.values if isinstance(x, PerRow | PerColumn) else x

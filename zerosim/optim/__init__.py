@@ -14,9 +14,4 @@ if TYPE_CHECKING:
     from zerosim.optim.stepper import Stepper
     from zerosim.optim.tensor_norms import LAMB, LARS, with_norms
 
-__all__ = ["KFAC", "LAMB", "LARS", "SGD", "SOAP", "AdaGrad", "Adafactor", "Adam", "AdamW", "Adan", "Constant", "Lion",
-           "Momentum", "Muon", "Optimizer", "RMSprop", "Shampoo", "Shardability", "Slot", "Stateful", "Stepper",
-           "UpdateContext", "Warmup", "WarmupCosine", "bytes_per_parameter", "check_shardable", "orthogonalize",
-           "state_nbytes", "with_norms"]
-
 __getattr__, __dir__ = face(__name__)

@@ -139,7 +139,7 @@ def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", 
     """
     parts = parts_of(block) * checked_count("blocks", blocks, 1)
     step = checked_count("parts_per_unit", parts_per_unit, 1)
-    units = [[], *(parts[start:start + step] for start in range(0, len(parts), step)), []]
+    units = [(), *(parts[start:start + step] for start in range(0, len(parts), step)), ()]
     logits = block.positions * checked_count("vocabulary", vocabulary, 1)
     recompute = Recompute.parse(policy)
     walk = Walk(units, block.stream * block.itemsize, logits * (output_itemsize or block.itemsize),
@@ -170,7 +170,7 @@ class Walk:
     `statistics` those of the head's norm.
     """
 
-    units: list[list[HalfBlock]]
+    units: list[tuple[HalfBlock, ...]]
     stream: int
     logits: int
     cast: int

@@ -27,9 +27,4 @@ if TYPE_CHECKING:
     from zerosim.ranks.rank import Rank, Work
     from zerosim.ranks.trace import Compute, Lifetime, Trace
 
-__all__ = ["AsymmetryError", "BackendError", "Cluster", "Compute", "DeadlockError", "Exploration", "Hop",
-           "Lifetime", "Memory", "Mesh", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError",
-           "RaceError", "Rank", "RankStopped", "RankUseError", "RemoteError", "Results", "Run", "Trace", "Transfer",
-           "TransferWait", "Work", "explore", "step_through"]
-
 __getattr__, __dir__ = face(__name__)

@@ -16,29 +16,4 @@ if TYPE_CHECKING:
     from zerosim.zero.skipped import NonFiniteGradients, SkippedStepWarning
     from zerosim.zero.update import StepResult
 
-__all__ = [
-    "PARTIAL",
-    "REPLICATED",
-    "SHARDED",
-    "STAGES",
-    "CheckpointError",
-    "Engine",
-    "Group",
-    "Layout",
-    "NonFiniteGradients",
-    "OffloadError",
-    "ParamGroup",
-    "Placement",
-    "Restored",
-    "ScratchFile",
-    "SkippedStepWarning",
-    "Stage",
-    "StepResult",
-    "ZeroPlusPlus",
-    "export_weights",
-    "lay_out",
-    "layout_of",
-    "redistribute",
-]
-
 __getattr__, __dir__ = face(__name__)
