@@ -38,7 +38,7 @@ def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
 @cache
 def _homes(package: str) -> dict[str, str]:
-    """By public name the module from which a package's code imports it; of the source an installed program has none."""
+    """By public name the module from which a package's code imports it; an installed program may lack the source."""
     homes, home = dict[str, str](), ""
     for step in dis.get_instructions(sys.modules[package].__loader__.get_code(package)):  # type: ignore[union-attr]
         if step.opname == "IMPORT_NAME":
