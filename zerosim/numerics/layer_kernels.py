@@ -92,8 +92,9 @@ def _series(dtype: np.dtype[Any]) -> tuple[float, ...]:
 
 _Function = Callable[..., None]  # (scratch, x, ..., result): blocks of one type
 
-# NumPy copies what does not lie in one row, piece by piece, into buffers of 8,192 elements, unless a piece fills one:
-# halves of rows are read and written where they lie. A kernel's np.errstate ends with the size that was before.
+# NumPy copies what does not lie in one row, piece by piece, into buffers of 8,192 elements, unless a piece fills one.
+# With buffers as short as this, halves of rows are read and written where they lie. np.errstate, in which each kernel
+# runs, ends with the size that was before.
 PIECE = 1024  # elements
 
 # GELU's tanh form (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2).
