@@ -18,7 +18,7 @@ def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
     A name is kept when it has been loaded, as if it had been imported there. No name that a face loads may be that of
     another thing's module in the same package, which Python puts in its place when it imports that module. There is no
-    lock: Python has one for each module, and a thread that held both would wait for another that holds them too.
+    lock: who waited for it while importing, and so holding Python's lock of a module, could wait for ever.
     """
     def load(name: str) -> Any:
         homes = _homes(package)

@@ -1,7 +1,9 @@
 """`import zerosim` brings NumPy and ml_dtypes, and nothing else that was not there before."""
 
+import py_compile
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,36 @@ def test_public_names_may_be_asked_for_first_in_many_threads_at_once() -> None:
             return [getattr(zerosim, name) for name in zerosim.__all__[::1 - number % 2 * 2]]
         with ThreadPoolExecutor(8) as threads:
             print(*{len(found) == len(zerosim.__all__) for found in threads.map(ask, range(8))})""") == "True\n"
+
+
+def test_a_thread_may_ask_for_a_name_while_another_imports_its_module() -> None:
+    assert fresh("-c", """if True:
+        import faulthandler, sys, threading, zerosim
+        faulthandler.dump_traceback_later(60, exit=True)
+        face, asked = sys.modules["zerosim.face"], threading.Event()
+        load, other = face.import_module, threading.Thread(target=lambda: zerosim.plan, daemon=True)
+        def import_module(name):
+            if name == "zerosim.planning.plan":
+                asked.set()
+            return load(name)
+        face.import_module = import_module
+        class Finder:
+            def find_spec(name, *_):  # Python's lock of the module is held
+                if name == "zerosim.planning.plan":
+                    other.start(), asked.wait()
+        sys.meta_path.insert(0, Finder)
+        import zerosim.planning.plan
+        print("imported")""") == "imported\n"
+
+
+def test_a_face_needs_no_source(tmp_path: Path) -> None:
+    source = tmp_path / "__init__.py"
+    source.write_text("from typing import TYPE_CHECKING\nfrom zerosim.face import face\nif TYPE_CHECKING:\n"
+                      "    from zerosim.numerics.units import counted\n__getattr__, _ = face(__name__)\n")
+    py_compile.compile(str(source), str(tmp_path / "compiled" / "__init__.pyc"))
+    source.unlink()
+    asked = f"import sys; sys.path.append({str(tmp_path)!r}); import compiled; print(compiled.counted(2, 'rank'))"
+    assert fresh("-c", asked) == "2 ranks\n"
 
 
 def test_every_package_has_the_names_that_it_offers() -> None:
