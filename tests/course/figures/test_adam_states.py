@@ -91,3 +91,11 @@ def test_bf16_learns_more_slowly_stochastic_rounding_as_fp32_and_fp16_and_linear
             assert len(data.losses[condition][rest]) < 10
     dynamic = [data.curve(condition, "8 bits, dynamic") for condition in data.losses]
     assert (dynamic[0][-1] < 1, dynamic[1]) == (True, [])
+
+
+@pytest.mark.parametrize("steps", [2, 60])
+def test_trainings_that_all_explode_end_there_in_the_last_step_too(steps):
+    losses = lesson.losses_of(["fp32", "bf16"], 1e3, 0, steps)
+    data = lesson.AdamStates({}, {(1e3, 0): losses})
+    assert data.exploded((1e3, 0)) == ["fp32 explodes at step 2", "bf16 explodes at step 2"]
+    assert data.curve((1e3, 0), "bf16") == []
