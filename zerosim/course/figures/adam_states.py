@@ -95,7 +95,7 @@ class AdamStates:
                 if not _goes_on(losses)]
 
 
-def _goes_on(losses: Sequence[float]) -> bool:
+def _goes_on(losses: Sequence[float] | Array) -> bool:
     return losses[-1] <= EXPLODED * losses[0]
 
 
