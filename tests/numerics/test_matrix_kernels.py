@@ -57,6 +57,15 @@ def test_the_trace_is_added_up_in_float64() -> None:
     assert KERNELS.trace(np.diag(np.array([1e8, 1, -1e8], np.float32))) == 1.0
 
 
+def test_the_trace_does_not_depend_on_the_size_of_numpys_buffers() -> None:
+    rng = np.random.default_rng(3)
+    a = np.diag(rng.standard_normal(300) * np.exp(15 * rng.standard_normal(300))).astype(np.float32)
+    expected = KERNELS.trace(a)
+    with np.errstate():  # ends with the size that was before
+        np.setbufsize(16)
+        assert KERNELS.trace(a) == expected
+
+
 @pytest.mark.parametrize("shape", [(0,), (5,), (3, 4), (2 * BLOCK + 5,), (300, 500)], ids=str)
 def test_step_blocks_shows_every_element_once_in_order_with_scratch_of_the_same_length(shape: tuple[int, ...]) -> None:
     w, g, seen = np.zeros(shape, np.float32), np.arange(np.prod(shape), dtype=np.float32).reshape(shape), []

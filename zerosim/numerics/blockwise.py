@@ -206,12 +206,9 @@ class BlockKernels:
         """The rows of x (M, …) that are taken together: at most BLOCK elements, but at least one row."""
         return spans(len(x), max(1, self.BLOCK // max(1, prod(x.shape[1:]))))
 
-    def row_sums(self, x: Array, work: np.dtype[Any] | None = None) -> Array:
-        """The sums along the last axis of x (..., n), in the type ``work``, x's if it is None; a row's sum depends on
-        nothing but the row."""
-        if work is None or work == x.dtype:
-            return self._sums_of_rows("...n->...", x)
-        return np.asarray(np.add.reduce(x, axis=-1, dtype=work))
+    def row_sums(self, x: Array) -> Array:
+        """The sums along the last axis of x (..., n), in its type; a row's sum depends on nothing but the row."""
+        return self._sums_of_rows("...n->...", x)
 
     def row_products(self, x: Array, y: Array) -> Array:
         """The sums along the last axis of x·y (..., n), likewise; no array of products is made."""

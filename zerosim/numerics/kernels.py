@@ -102,7 +102,7 @@ def descend(rate: float, decay: float, w: Array, change: Array) -> None:
 def trace(k: BlockKernels, a: Array) -> float:
     """The sum of the diagonal of a (m, m), in float64."""
     check_square("trace", a)
-    return float(np.add.reduce(to_host(a.diagonal().copy()), dtype=FP64))
+    return float(np.add.reduce(to_host(a.diagonal().copy()).astype(FP64)))
 
 
 def symmetric_power(k: NumpyKernels, a: Array, exponent: float, damping: float, out: Array) -> None:
@@ -149,16 +149,16 @@ def mean_squares(k: BlockKernels, x: Array, rows: Array, columns: Array) -> None
                          f"{columns.shape}")
     total = k.xp.zeros(x.shape[1], FP64)
     for here in k.row_blocks(x):
-        squares = k.room("matrix block", x[here].shape, FP32)
-        k.apply(np.multiply, [x[here], x[here]], squares)
-        k.apply(np.divide, [k.row_sums(squares, FP64), max(1, x.shape[1])], rows[here])
+        squares = k.room("matrix block", x[here].shape, FP64)
+        k.apply(np.multiply, [x[here], x[here]], squares, FP32)
+        k.apply(np.divide, [k.row_sums(squares), max(1, x.shape[1])], rows[here])
         k.add_column_sums(squares, total)
     k.apply(np.divide, [total, max(1, x.shape[0])], columns)
 
 
 def divide_by_roots(k: BlockKernels, x: Array, rows: Array, columns: Array, out: Array) -> None:
     """out = x/√V, where V = rows·columns/mean(rows) is the matrix (r, c) whose means along its sides those are."""
-    mean = float(np.add.reduce(to_host(rows), dtype=FP64) / max(1, rows.size))
+    mean = float(np.add.reduce(to_host(rows).astype(FP64)) / max(1, rows.size))
     shares = k.room("shares", rows.shape, FP32)  # before the product, which would leave float32's range from below
     k.apply(np.divide, [rows, mean], shares, FP64)
     for here in k.row_blocks(x):

@@ -91,3 +91,14 @@ def test_bf16_learns_more_slowly_stochastic_rounding_as_fp32_and_fp16_and_linear
             assert len(data.losses[condition][rest]) < 10
     dynamic = [data.curve(condition, "8 bits, dynamic") for condition in data.losses]
     assert (dynamic[0][-1] < 1, dynamic[1]) == (True, [])
+
+
+def test_trainings_may_all_explode_and_one_in_the_last_step():
+    explode, go_on = [1.0] * 49 + [101.0], [1.0] * 50
+    losses = {0: lesson.losses_of(["fp32", "bf16"], 1e3, 0, 60), 1: {"fp32": go_on, "bf16": explode},
+              2: {"fp32": explode[-2:], "bf16": go_on}}
+    data = lesson.AdamStates({}, {(1e3, seed): found for seed, found in losses.items()})
+    assert data.exploded((1e3, 0)) == ["fp32 explodes at step 2", "bf16 explodes at step 2"]
+    assert data.exploded((1e3, 1)) == ["bf16 explodes at step 50"]
+    assert data.exploded((1e3, 2)) == ["fp32 explodes at step 2"]
+    assert [data.curve(condition, "bf16") for condition in data.losses] == [[], [], []]

@@ -227,22 +227,22 @@ class CupyKernels(NumpyKernels):
         """The rows of x (M, …) that are taken together: all."""
         return spans(len(x), max(1, len(x)))
 
-    def row_sums(self, x: Array, work: np.dtype[Any] | None = None) -> Array:
-        """The sums along the last axis of x (..., n), in the type `work`, x's if it is None."""
-        return self._of_rows(_SUMS, [x], work or x.dtype)
+    def row_sums(self, x: Array) -> Array:
+        """The sums along the last axis of x (..., n), in its type."""
+        return self._of_rows(_SUMS, [x])
 
     def row_products(self, x: Array, y: Array) -> Array:
         """The sums along the last axis of x·y (..., n), each product rounded."""
-        return self._of_rows(_PRODUCTS, [x, y], x.dtype)
+        return self._of_rows(_PRODUCTS, [x, y])
 
     def row_maxima(self, x: Array) -> Array:
         """The largest values along the last axis of x (..., n); NaN where a row has one."""
-        return self._of_rows(_MAXIMA, [x], x.dtype)
+        return self._of_rows(_MAXIMA, [x])
 
-    def _of_rows(self, text: str, inputs: Sequence[Array], work: np.dtype[Any]) -> Array:
+    def _of_rows(self, text: str, inputs: Sequence[Array]) -> Array:
         *lines, length = inputs[0].shape
-        found = self.xp.empty(tuple(lines), work)
-        self._fold(text, [contiguous(x) for x in inputs], found.size, length, 1, found, work)
+        found = self.xp.empty(tuple(lines), inputs[0].dtype)
+        self._fold(text, [contiguous(x) for x in inputs], found.size, length, 1, found, found.dtype)
         return found
 
     def add_column_sums(self, x: Array, total: Array) -> None:

@@ -83,16 +83,20 @@ class AdamStates:
     losses: Mapping[tuple[float, int], Mapping[str, Sequence[float]]]
 
     def curve(self, condition: tuple[float, int], rest: str) -> list[float]:
-        """Mean losses of WINDOW steps each, beside fp32's; empty for a training that exploded."""
+        """Mean losses of WINDOW steps each, beside fp32's; empty where one of the two exploded."""
         found, exact = (np.array(self.losses[condition][name]) for name in (rest, "fp32"))
-        whole = len(exact) // WINDOW * WINDOW * (len(found) == len(exact))
+        whole = len(exact) // WINDOW * WINDOW * (_goes_on(found) and _goes_on(exact))
         beside: list[float] = np.divide(*(x[:whole].reshape(-1, WINDOW).mean(1) for x in (found, exact))).tolist()
         return beside
 
     def exploded(self, condition: tuple[float, int]) -> list[str]:
         """The trainings that exploded, and when."""
         return [f"{rest} explodes at step {len(losses)}" for rest, losses in self.losses[condition].items()
-                if not self.curve(condition, rest)]
+                if not _goes_on(losses)]
+
+
+def _goes_on(losses: Sequence[float] | Array) -> bool:
+    return losses[-1] <= EXPLODED * losses[0]
 
 
 def adam_states_data(steps: int = 1500, conditions: Sequence[tuple[float, int]] = ((3e-4, 0), (1e-3, 1))) -> AdamStates:
@@ -142,7 +146,9 @@ def losses_of(rests: Sequence[str], lr: float, seed: int, steps: int) -> dict[st
         _update(going, Adam(lr), w, g, {"m": m, "v": v}, step + 1)
         for rest, loss in zip(going, losses.tolist(), strict=True):
             found[rest].append(loss)
-        on = [found[rest][-1] <= EXPLODED * found[rest][0] for rest in going]
+        on = [_goes_on(found[rest]) for rest in going]
+        if not any(on):
+            break
         if not all(on):
             going, w, m, v = list(compress(going, on)), w[on], m[on], v[on]
     return found
