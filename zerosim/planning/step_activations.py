@@ -137,7 +137,7 @@ def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", 
 
     Raises ValueError for counts below one and for a text that names no policy.
     """
-    parts = list(parts_of(block)) * checked_count("blocks", blocks, 1)
+    parts = parts_of(block) * checked_count("blocks", blocks, 1)
     step = checked_count("parts_per_unit", parts_per_unit, 1)
     units = [(), *(parts[start:start + step] for start in range(0, len(parts), step)), ()]
     logits = block.positions * checked_count("vocabulary", vocabulary, 1)
