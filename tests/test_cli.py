@@ -137,7 +137,7 @@ def test_an_error_in_a_command_is_one_line_unless_it_is_our_own(monkeypatch, err
     ("trian", "zerosim: No such command 'trian'. Did you mean 'train'?"),
     ("plan gpt2 more", "unexpected extra argument(s) (gpt2 more); if that is a model, write --model gpt2; zerosim"),
     ("links gpt2", "zerosim links: Got unexpected extra argument(s) (gpt2); zerosim links --help"),
-    ("cost --nbytes", "--nbytes' requires an argument")])
+    ("cost --nbytes", "zerosim cost: Option '--nbytes' requires an argument; zerosim cost --help")])
 def test_what_cannot_be_parsed_is_one_line_of_our_own_and_exit_code_2(typed, said):
     done = ask(*typed.split())
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -93,7 +93,7 @@ def _words(text: str | None) -> str:
 
 def _in_one_line(error: Any, typed: Sequence[str]) -> str:
     """The sentence for what cannot be parsed: a value by its option, and what it should have been."""
-    named = error.ctx.command_path if error.ctx else "zerosim"
+    named = error.ctx.command_path if error.ctx else " ".join(["zerosim", *typed[:1]])
     said, option = error.format_message().rstrip("."), getattr(error, "param", None)
     if type(error) is typer.BadParameter and option is not None:
         name = next((one for one in option.opts if any(word.split("=")[0] == one for word in typed)), option.opts[0])
