@@ -132,10 +132,13 @@ def test_an_error_in_a_command_is_one_line_unless_it_is_our_own(monkeypatch, err
     ("train --lr=fast", "zerosim train: --lr takes a number, found 'fast'; "),
     ("train --stage 4", "zerosim train: --stage takes at most 3, found '4'; "),
     ("bench --rounds 0", "zerosim bench: --rounds takes at least 1, found '0'; "),
-    ("train --rank 3", "zerosim train: No such option: --rank"), ("cost", "cost: Missing option '--nbytes', n, "),
+    ("train --rank 3", "zerosim train: No such option: --rank"),
+    ("cost", "zerosim cost: Missing option '--nbytes', n, "),
     ("tune --model gpt2", "Missing option '--global-batch', G, the sequences of a step on all ranks together; zerosim"),
     ("trian", "zerosim: No such command 'trian'. Did you mean 'train'?"),
-    ("plan gpt2 more", "unexpected extra argument(s) (gpt2 more); if that is a model, write --model gpt2; zerosim"),
+    ("plan gpt2 more", "zerosim plan: Got unexpected extra argument(s) (gpt2 more); if that is a model, write --model "
+                       "gpt2; zerosim plan --help"),
+    ("plan --model gpt2 gpt2", "zerosim plan: Got unexpected extra argument(s) (gpt2); zerosim plan --help"),
     ("links gpt2", "zerosim links: Got unexpected extra argument(s) (gpt2); zerosim links --help"),
     ("cost --nbytes", "zerosim cost: Option '--nbytes' requires an argument; zerosim cost --help")])
 def test_what_cannot_be_parsed_is_one_line_of_our_own_and_exit_code_2(typed, said):

@@ -57,7 +57,7 @@ def test_public_names_may_be_asked_for_first_in_many_threads_at_once() -> None:
 def test_a_thread_may_ask_for_a_name_while_another_imports_its_module() -> None:
     assert fresh("-c", """if True:
         import faulthandler, sys, threading, zerosim
-        faulthandler.dump_traceback_later(60, exit=True)
+        faulthandler.dump_traceback_later(600, exit=True)
         face, asked = sys.modules["zerosim.face"], threading.Event()
         load, other = face.import_module, threading.Thread(target=lambda: zerosim.plan, daemon=True)
         def import_module(name):

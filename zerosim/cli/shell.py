@@ -106,9 +106,10 @@ def _in_one_line(error: Any, typed: Sequence[str]) -> str:
             said = f"{name} takes {kind}, found {after[-1]!r}"
     elif option is not None and said.startswith("Missing option"):
         said = f"{said}, {option.help.rstrip('.')}"
-    elif (extra := re.search(r"extra argument\S* \(([^\s)]+)", said)) and any(
-            one.name == "model" for one in error.ctx.command.params):
-        said = f"{said}; if that is a model, write --model {extra[1]}"
+    elif extra := re.search(r"extra argument\S* \(([^\s)]+)", said):
+        takes_model = any(one.name == "model" for one in error.ctx.command.params)
+        if takes_model and not any(word.startswith("--model") for word in typed):
+            said = f"{said}; if that is a model, write --model {extra[1]}"
     return f"{named}: {said}; {named} --help lists what there is"
 
 
