@@ -33,7 +33,7 @@ def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         vars(sys.modules[package])[name] = value
         return value
 
-    return load, lambda: sorted({*vars(sys.modules[package]), *_homes(package)})
+    return load, lambda: sorted({*(name for name in vars(sys.modules[package]) if name[:2] == "__"), *_homes(package)})
 
 
 @cache

@@ -38,7 +38,8 @@ def test_what_is_heavy_is_imported_inside_functions_alone() -> None:
 
 def test_every_public_name_is_loaded_when_it_is_asked_for_and_kept() -> None:
     names = "import zerosim; from zerosim import *; print(*(n for n in zerosim.__all__ if globals()[n] is not "
-    assert fresh("-c", f"{names}zerosim.__dict__[n]))") == "\n"
+    shown = "[n for n in dir(zerosim) if n[:2] != '__'] == zerosim.__all__"
+    assert fresh("-c", f"{names}zerosim.__dict__[n]), {shown})") == "True\n"
     assert fresh("-c", "import zerosim; import zerosim.connect; print(zerosim.connect.__name__)") == "connect\n"
 
 

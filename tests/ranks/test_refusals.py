@@ -141,7 +141,7 @@ OF_A_RANK_OF_THREE: list[tuple[Callable[[zs.Rank], object], str]] = [
     (lambda r: r.memory.alloc(3, object, "workspace"),
      "rank 0 asked for an array of type object, whose elements lie where no memory counts their bytes; take a type of"),
     *[(lambda r, shape=shape: r.memory.alloc(shape, "f4", "input"),
-       f"rank 0 asked for an array of shape {shape}, but no length can be negative") for shape in (-1, (3, -2))],
+       f"rank 0 asked for an array of shape {shape}, but no length can be negative") for shape in (-1, [3, -2])],
     *[(
         lambda r, o=operation, a=algorithm, w=wire: ask(r, o, a, x(r), wire=w),
         f"wire={wire!r} is served by algorithm='ring' of reduce_scatter and all_reduce, where partial sums travel; "

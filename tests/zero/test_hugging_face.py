@@ -185,7 +185,7 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_
     (tmp_path / "x.safetensors").write_bytes(file.read_bytes()[:-1])
     refused("was cut off")
     refused("No such file", tmp_path / "none.safetensors")
-    refused("No such file", tmp_path)
+    refused("which has neither model.safetensors nor model.safetensors.index.json; name the folder or", tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../one/model.safetensors"}}')
     refused("names files of other folders", tmp_path)
     for name in ("model-00001-of-00002.safetensors", "..", "a\0b"):

@@ -147,6 +147,9 @@ def _tensors(path: Path) -> dict[str, tuple[Path, StoredTensor]]:
     """All tensors by name, of a file or of a folder's files."""
     if path.is_dir():
         index = path / WEIGHTS_INDEX
+        if not has_weights(path):
+            raise ValueError(f"weights were asked for of the folder {path}, which has neither {ONE_FILE} nor "
+                             f"{WEIGHTS_INDEX}; name the folder or the file that has them")
         if os.path.lexists(path / ONE_FILE) or not index.exists():  # as `transformers`, of both
             path /= ONE_FILE
         else:

@@ -7,7 +7,7 @@ takes multiples of 512 bytes of CuPy's pool, and what is beyond its own is slack
 
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -78,7 +78,7 @@ class Memory(Plotted):
         """The breakdown at the instant of the total peak."""
         return {kind: nbytes for kind, nbytes in self._peak_by_kind.items() if nbytes}
 
-    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "", *, like: Any = None,
+    def alloc(self, shape: int | Sequence[int], dtype: Any, kind: str, name: str = "", *, like: Any = None,
               room: np.ndarray | None = None) -> np.ndarray:
         """A new array of this shape and dtype, charged to ``kind``; uninitialized, in debug mode NaN.
 
@@ -90,13 +90,13 @@ class Memory(Plotted):
         if dtype.hasobject:
             raise ValueError(f"{self.owner} asked for an array of type {dtype}, whose elements lie where no memory "
                              "counts their bytes; take a type of numbers, such as np.float32")
-        lengths = shape if isinstance(shape, tuple) else (shape,)
+        lengths = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
         if lengths and min(lengths) < 0:
             raise ValueError(f"{self.owner} asked for an array of shape {shape}, but no length can be negative")
         nbytes = dtype.itemsize * math.prod(map(int, lengths))
         self._admit(nbytes, kind, name)
         kernels = self.kernels if like is None else self.kernels.serving(like)
-        array = kernels.empty(shape, dtype) if room is None or self.kind_of(room) else room
+        array = kernels.empty(lengths, dtype) if room is None or self.kind_of(room) else room
         if self.debug:
             poison(array)
         self._enter(base_of(array), kind, name, nbytes, kernels.slack_nbytes(nbytes))
