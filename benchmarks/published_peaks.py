@@ -99,7 +99,7 @@ def deepspeed_states() -> Iterator[tuple[int, str, str, int, int]]:
             {"offload": "optimizer=host"} if row["offload"] else {}))
         job = Job(shape.unit_lengths, 2, STAGES[stage], policy=zs.Policy("bf16"), options=options,
                   micro_batches=row["micro_batches"])
-        step = runtimes.StepSizes(shape, job, Forward(1, 64), "none", Adam(), 1, True, 2 if stage == 3 else 1)
+        step = runtimes.StepSizes(shape, job, Forward(1, 64), "none", Adam(), 1, 2 if stage == 3 else 1)
         *_, reduced, update = (
             {(one.kind, one.what): one.nbytes for one in runtimes.MOMENTS["deepspeed"](step, moment)}
             for moment in step.moments())

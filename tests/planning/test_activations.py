@@ -154,10 +154,10 @@ def test_the_published_example_saves_its_published_bytes_for_each_operation():
 
 
 def test_what_is_made_again_inside_a_block_is_what_the_layers_note_but_for_elementwise_functions():
-    """Of large blocks the products are all but a per mille."""
+    """Of large blocks the products are all but a per mille, and of scores and softmax two percent."""
     block = Block(2, 2048, 8192, 64)
-    for policy in ("block", "sub_block", "segment(2)+selective"):
-        assert flops.recomputed_flops(block, policy) == pytest.approx(flops.recomputed(block, 1, policy), rel=5e-3)
+    for policy, rest in (("sub_block", 5e-3), ("selective", 2e-2)):
+        assert flops.recomputed_flops(block, policy) == pytest.approx(flops.backward(block, policy)["again"], rel=rest)
 
 
 def test_groups_shrink_keys_and_values_alone_and_selective_as_published_makes_twice_what_keeping_the_output_makes():

@@ -30,7 +30,6 @@ from zerosim.planning import (
     Transformer,
     activations,
     ceil_cut,
-    closed_forms,
     conventions,
     cost,
     cuts,
@@ -143,7 +142,7 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations"),
         (partial(flops.utilization, 1.0, 0.0, 1.0), "asked for 1 FLOPs in 0 s at 1 per second; FLOPs are 0 or more, "),
         (partial(flops.step_flops, shapes.PRESETS["t5-small"], 1, 8), "has 6 blocks of encoder beside 6 of decoder; "),
-        (partial(flops.savings, Block.of(LLAMA, 1, 8)), "4096, 4096 and a gated network of 11008; take recomputed"),
+        (partial(flops.savings, Block.of(LLAMA, 1, 8)), "4096, 4096 and a gated network of 11008; take recomputed_"),
         (partial(model_of_parameters, 10, 11), "a largest layer of 11 ... in a model of 10; take at most the model's"),
         (partial(model_of_parameters, 10**9, 10), "makes 100,000,000 layers ... up to 100,000, so take a larger one"),
         (partial(Transformer, 8, 1, 2, 10, biases=("norms",)), "a transformer was given biases=('norms',); name the l"),
@@ -260,14 +259,13 @@ COUNTED = [
     (cuts.padded_unit_lengths, {"unit_lengths": (4,)}, {"ranks": 1}),
     (Job, {"unit_lengths": (2, 2), "states": STAGES[1]},
      {"ranks": 1, "micro_batches": 1, "recompute_units": 1, "slots": 0, "normed_tensors": 0}),
-    (closed_forms.gathers_by_unit, {}, {"unit_count": 1, "recompute_units": 1}),
     (partial(sent, "broadcast", "tree", (0, 4)), {}, {"itemsize": 1}),
     (Network, {"inside": PCIE, "between": ETHERNET}, {"ranks_per_node": 1}),
     (hardware.network_of, {"inside": PCIE}, {"ranks": 1, "nodes": 1}),
     (Block, {}, {"batch": 1, "tokens": 1, "channels": 1, "heads": 1, "itemsize": 1}),
-    (step_activations.snapshots, {"block": PLAIN}, {"blocks": 1, "vocabulary": 1, "parts_per_unit": 1}),
+    (step_activations.snapshots, {"block": PLAIN}, {"blocks": 1, "vocabulary": 1}),
     *((of, {"block": PLAIN}, {name: 1}) for of, name in (
-        (activations.peak_nbytes, "blocks"), (activations.best_segment, "blocks"), (flops.recomputed, "blocks"),
+        (activations.peak_nbytes, "blocks"), (activations.best_segment, "blocks"),
         (activations.logits_nbytes, "vocabulary"))),
     (flops.utilization, {"flops": 1.0, "seconds": 1.0, "flops_per_second": 1.0}, {"devices": 1}),
     *((of, {}, {"parameters": 1, "tokens": 1}) for of in (flops.six_n, flops.eight_n)),
@@ -300,7 +298,7 @@ def test_every_count_is_a_whole_number_of_at_least_its_least_and_below_2_to_the_
 
 # Calls with a number that is made wrong, how it is named, and whether it may be 0.
 NUMBERS = [
-    (partial(SlowRank, 0), "the slow rank 0: factor", False), (partial(SlowRank, 0, 2), "0: from_seconds", True),
+    (partial(SlowRank, 0), "the slow rank 0: factor", False),
     (partial(SlowLink, 0, 1), "the slow link from 0 to 1: factor", False),
     (lambda value: machine(efficiency=value)(), "the machine: efficiency", False),
     (lambda value: zs.plan("gpt2", utilization=value), "utilization", False),

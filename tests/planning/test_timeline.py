@@ -37,13 +37,12 @@ from zerosim.planning import Machine, Network, SlowLink, SlowRank, ceil_cut, cos
 from zerosim.planning import recording as recordings
 
 TO_HOST, *_ = recordings.DIRECTIONS
-# Two kinds of links, rank 0 slow in all: what it computes from an instant on, and the link by which it hands on.
+# Two kinds of links, rank 0 slow in all: what it computes, and the link by which it hands on.
 MACHINES = st.builds(
-    lambda flops, memory_rate, efficiency, factor, instant, nodes, link: Machine(
+    lambda flops, memory_rate, efficiency, factor, nodes, link: Machine(
         device(10.0**flops, 10.0**memory_rate), Network(FAST, SLOW, nodes), "fp16", efficiency,
-        [SlowRank(0, factor, instant)], [SlowLink(0, 1, link)] if nodes else [], HOST, DISK),
-    st.integers(8, 10), st.integers(8, 10), st.floats(0.1, 1), st.floats(1, 4), st.floats(0, 1e-4), st.integers(1, 4),
-    st.integers(1, 9))
+        [SlowRank(0, factor)], [SlowLink(0, 1, link)] if nodes else [], HOST, DISK),
+    st.integers(8, 10), st.integers(8, 10), st.floats(0.1, 1), st.floats(1, 4), st.integers(1, 4), st.integers(1, 9))
 
 
 def ends(found):
@@ -60,7 +59,7 @@ def slow_machine(ranks):
     """Slow rank, slow link, two nodes: nothing that ranks share."""
     network = Network(FAST, SLOW, max(1, ranks // 2)) if ranks > 1 else Network(FAST)
     slow_links = [SlowLink(0, ranks - 1, 1.75)] if ranks > 1 else []
-    return Machine(device(3e8), network, "fp16", 0.7, [SlowRank(ranks - 1, 2.5, 2e-5)], slow_links, HOST, DISK)
+    return Machine(device(3e8), network, "fp16", 0.7, [SlowRank(ranks - 1, 2.5)], slow_links, HOST, DISK)
 
 
 # -- what holds of any recording on any machine -----------------------------------------------------------------------

@@ -130,8 +130,23 @@ class Job:
 
     @property
     def gathers(self) -> tuple[int, ...]:
-        """The times that each unit's sharded parameters are gathered in one micro-batch."""
-        return gathers_by_unit(len(self.unit_lengths), self.recompute_units, self.kept_gathered, self.tied)
+        """The times that each unit's sharded parameters are gathered in one micro-batch.
+
+        >>> [Job((1,) * 5, 1, STAGES[3], recompute_units=k).gathers for k in (None, 1, 2)]
+        [(2, 2, 2, 2, 2), (2, 2, 2, 2, 2), (3, 2, 3, 2, 2)]
+        >>> [Job((1,) * 3, 1, STAGES[3], kept_gathered=kept, tied=((2, 0),)).gathers for kept in ((), (0,))]
+        [(4, 2, 2), (1, 2, 2)]
+
+        Once forward, once backward, and once more for each unit that is run again to find the input of the next
+        one in its segment: all but the segment's last, which is run again inside its own backward gather. A unit of
+        tied weights is gathered at its users' passes too; one that stays gathered, once.
+        """
+        count, segment = len(self.unit_lengths), self.recompute_units or 1
+        uses = [2 + (unit % segment < segment - 1 and unit < count - 1) for unit in range(count)]
+        tied_uses = [(owner, uses[user]) for user, owner in self.tied]
+        for owner, times in tied_uses:
+            uses[owner] += times
+        return tuple(1 if unit in self.kept_gathered else times for unit, times in enumerate(uses))
 
     @property
     def parameter_is_master(self) -> bool:
@@ -186,30 +201,6 @@ def resting_nbytes(job: Job) -> list[dict[str, int]]:
                  "optimizer_state": job.slots * policy.state_dtype.itemsize}
     nbytes = {kind: each * job.held(job.states.cuts(kind)) for kind, each in itemsizes.items()}
     return [{kind: n for kind, n in nbytes.items() if n} for _ in range(job.ranks)]
-
-
-def gathers_by_unit(unit_count: int, recompute_units: int | None = None, kept_gathered: Iterable[int] = (),
-                    tied: Iterable[tuple[int, int]] = ()) -> tuple[int, ...]:
-    """The times that each unit's sharded parameters are gathered in one micro-batch.
-
-    >>> gathers_by_unit(5), gathers_by_unit(5, 1), gathers_by_unit(5, 2)
-    ((2, 2, 2, 2, 2), (2, 2, 2, 2, 2), (3, 2, 3, 2, 2))
-    >>> gathers_by_unit(3, tied=[(2, 0)]), gathers_by_unit(3, kept_gathered=[0], tied=[(2, 0)])
-    ((4, 2, 2), (1, 2, 2))
-
-    Once forward, once backward, and once more for each unit that is run again to find the input of the next
-    one in its segment: all but the segment's last, which is run again inside its own backward gather. A unit of
-    tied weights is gathered at its users' passes too; one that stays gathered, once.
-    Raises ValueError for fewer than one unit, or segments of fewer than one.
-    """
-    count = checked_count("unit_count", unit_count, 1)
-    segment = checked_count("recompute_units", 1 if recompute_units is None else recompute_units, 1)
-    uses = [2 + (unit % segment < segment - 1 and unit < count - 1) for unit in range(count)]
-    tied_uses = [(owner, uses[user]) for user, owner in tied]
-    for owner, times in tied_uses:
-        uses[owner] += times
-    kept = set(kept_gathered)
-    return tuple(1 if unit in kept else times for unit, times in enumerate(uses))
 
 
 def sent_nbytes(job: Job) -> dict[str, list[int]]:

@@ -140,7 +140,7 @@ def convention_of(convention: str | Convention | Policy) -> Convention:
 
 def states_nbytes(model: ModelShape, ranks: int, states: ShardedStates,
                   convention: str | Convention | Policy = "zero-paper", *, optimizer: Stateful = ADAM,
-                  layout: str = "per_unit", nodes: int = 1) -> dict[str, int]:
+                  nodes: int = 1) -> dict[str, int]:
     """Bytes of model states on a rank, by kind, padding included; empty kinds are left out.
 
     >>> from zerosim.planning.closed_forms import STAGES
@@ -149,13 +149,13 @@ def states_nbytes(model: ModelShape, ranks: int, states: ShardedStates,
     {'parameter': 14000000000, 'gradient': 1750000000, 'master': 3500000000, 'optimizer_state': 7000000000}
 
     All ranks hold the same where the optimizer's state may be cut anywhere. Else ranks own whole tensors, nothing is
-    padded, `layout` does not count, and it is the rank that holds most. On several `nodes` each has all states.
-    Raises ValueError for fewer than one rank, for an unknown convention or layout, and for whole tensors on nodes.
+    padded, and it is the rank that holds most. On several `nodes` each has all states.
+    Raises ValueError for fewer than one rank, for an unknown convention, and for whole tensors on nodes.
     """
     named = convention_of(convention)
     count = checked_count("ranks", ranks, 1)
     if is_cut_anywhere(optimizer):
-        total = sum(padded_unit_lengths(model.unit_lengths, count, layout))
+        total = sum(padded_unit_lengths(model.unit_lengths, count))
         whole, share = (state_nbytes(optimizer, (n,), named.state_itemsize) for n in (total, total // count * nodes))
         shares = [(total // count * nodes, share)]
     elif nodes > 1:

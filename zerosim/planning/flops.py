@@ -124,27 +124,8 @@ def backward(block: Block, policy: str = "none") -> dict[str, int]:
             "rotation": ROTATION * (1 + block.head_norms) * (not of.layer_norm) * _turned(block),
             "GELU": (SWIGLU_GRADIENT if of.gated else GELU_GRADIENT) * block.positions * of.feed_forward,
             "LayerNorms": norms * gradient * stream, "LayerNorm outputs": norms * output * stream,
-            "residuals": 2 * stream, "again": recomputed(block, policy=str(Recompute(inside=inside)))}
-
-
-def _again(done: Mapping[str, int], recompute: Recompute) -> int:
-    """Of the operations of one block forward, step by step, those that a policy makes a second time."""
-    whole = sum(done.values()) if recompute.units_per_segment else 0
-    return whole + sum(done.get(step, 0) for step in AGAIN[recompute.inside])
-
-
-def recomputed(block: Block, blocks: int = 1, policy: str = "none") -> int:
-    """Operations that n blocks make a second time: segments all of forward, finer policies less; joined, both.
-
-    >>> example = Block(batch=4, tokens=2048, channels=4096, heads=32)
-    >>> [round(recomputed(example, 1, policy) / matmul_flops(example), 2) for policy in ("block", "sub_block", "tiled")]
-    [1.0, 0.62, 0.04]
-
-    Raises ValueError for fewer than one block and for a text that names no policy.
-    """
-    recompute = Recompute.parse(policy)
-    from_log_sums = FROM_LOG_SUM * block.square * (recompute.inside == "tiled")
-    return checked_count("blocks", blocks, 1) * (_again(forward(block), recompute) + from_log_sums)
+            "residuals": 2 * stream, "again": sum(forward(block).get(step, 0) for step in AGAIN[inside])
+            + FROM_LOG_SUM * block.square * (inside == "tiled")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +165,7 @@ def savings(block: Block) -> list[Saving]:
         raise ValueError(f"the ranking of tensors to make again is of blocks with {width} channels of queries and of "
                          f"keys and a feed-forward network of {4 * width}; this one has {of.query_channels}, "
                          f"{of.key_channels} and {'a gated' if of.gated else 'a'} network of {of.feed_forward}; take "
-                         "recomputed")
+                         "recomputed_flops")
     done, nbytes = forward(block), {name: held.nbytes for name, held in tensors(block).items()}
     nbytes["LayerNorm statistics"] = nbytes["LayerNorm 1 statistics"] + nbytes["LayerNorm 2 statistics"]
     rows = [Saving(name, nbytes[name], sum(done[step] for step in steps) or 2 * LAYERNORM_STATISTICS * block.stream,
@@ -258,7 +239,9 @@ def recomputed_flops(block: Block, policy: str = "none") -> int:
 
     Raises ValueError for a text that names no policy.
     """
-    return _again(matmuls(block), Recompute.parse(policy))
+    recompute, done = Recompute.parse(policy), matmuls(block)
+    whole = sum(done.values()) if recompute.units_per_segment else 0
+    return whole + sum(done.get(step, 0) for step in AGAIN[recompute.inside])
 
 
 def six_n(parameters: int, tokens: int) -> int:

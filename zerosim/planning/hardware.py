@@ -240,26 +240,14 @@ def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A straggler: from an instant on, all that the rank computes takes ``factor`` times as long; 1 for any other rank.
-    """
+    """A straggler: all that the rank computes takes ``factor`` times as long."""
 
     rank: int
     factor: float
-    from_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         checked_count("rank", self.rank, 0)
-        where = f"the slow rank {self.rank}"
-        positive(where, "factor", self.factor)
-        positive(where, "from_seconds", self.from_seconds, or_zero=True)
-
-    def after(self, clock: Any, work: Any) -> Any:
-        """The clock when so much nominal work is done that is begun at ``clock``; scalars, or arrays, elementwise."""
-        if self.factor == 1:
-            return clock + work
-        left = self.from_seconds - clock
-        fast = np.clip(left, 0, work) if isinstance(work, np.ndarray) else min(max(left, 0), work)
-        return (clock + fast) + self.factor * (work - fast)
+        positive(f"the slow rank {self.rank}", "factor", self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,9 +320,9 @@ class Machine:
                              f"as {name}=link(\"{example}\")")
         return found
 
-    def pace(self, rank: int) -> SlowRank:
-        """The pace of a rank: its own where it is slow, or nominal."""
-        return next((slow for slow in self.slow_ranks if slow.rank == rank), SlowRank(rank, 1.0))
+    def pace(self, rank: int) -> float:
+        """Seconds that a rank takes for a nominal one of arithmetic: its factor where it is slow, or 1."""
+        return next((slow.factor for slow in self.slow_ranks if slow.rank == rank), 1.0)
 
     def compute_seconds(self, flops: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """Nominal seconds of arithmetic that reads and writes so many bytes, (n,), by the roofline."""

@@ -78,15 +78,14 @@ def total_nbytes(rows: Iterable[AccountRow], place: str = DEVICE) -> int:
 
 
 def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: int, recompute: str,
-            optimizer: Stateful, compiled: bool = False, loss_chunks: int = 1, synchronized: bool = True,
+            optimizer: Stateful, compiled: bool = False, loss_chunks: int = 1,
             platform: str = "cuda") -> tuple[AccountRow, ...]:
     """The rows of a rank's fullest moment, each above 0.
 
     ``recompute`` is "none", "block", with all blocks checkpointed, or "selective", by torchtitan's list of operators
     (Megatron's is of attention alone, which a fused kernel does anyway). ``compiled`` blocks, by torch.compile, make
     again what they can. ``loss_chunks`` parts of the tokens have their logits one after the other. Of several
-    micro-batches gradients are reduced each time, or, not ``synchronized``, add up whole on each rank, in fp32.
-    What the program takes for itself is of the device's ``platform``.
+    micro-batches gradients are reduced each time. What the program takes for itself is of the device's ``platform``.
     Without the sizes of a decoder, activations and logits are no rows.
     Raises ValueError for a runtime or a recomputation that there is not, counts below one, and for stages that a
     runtime lacks.
@@ -108,8 +107,7 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
                   FP32.itemsize if ddp else itemsize, keeper)
     cut = job.states.parameters_sharded
     multiple = {FSDP2: int(ddp), DEEPSPEED: job.shards if cut else 1, MEGATRON_CORE: 64}[runtime]
-    step = StepSizes(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), synchronized,
-                     multiple)
+    step = StepSizes(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), multiple)
     holds = _ddp if ddp else MOMENTS[runtime]
     fullest = max((list(holds(step, moment)) for moment in step.moments()), key=total_nbytes)
     return tuple(row for row in (*fullest, *_overheads(step, platform)) if row.nbytes)
@@ -148,7 +146,6 @@ class StepSizes:
     recompute: str
     optimizer: Stateful
     loss_chunks: int
-    synchronized: bool
     multiple: int = 0  # of elements that a tensor is padded to; 0: of rows, as many as FSDP2's shards
 
     @property
@@ -367,15 +364,12 @@ def _activations(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
 def _fsdp2(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """All-gathers end in a buffer and are copied out; reduce-scatters read a buffer that is held until the next one."""
     shards, each, fp32 = step.job.shards, step.run.itemsize, FP32.itemsize
-    offload, again = step.job.options.offload, step.job.micro_batches > 1
-    stays = not step.job.states.parameters_sharded
-    whole = again and not step.synchronized
-    sums = step.elements if again else at.done + at.reduced
+    offload, stays = step.job.options.offload, not step.job.states.parameters_sharded
+    sums = step.elements if step.job.micro_batches > 1 else at.done + at.reduced
     shard = step.whole_nbytes(fp32) // shards
     yield AccountRow("parameters", "shards, trained ones in fp32", shard, BY_FSDP2, offload.parameters)
     yield AccountRow("optimizer", "state of the shards", step.optimizer_nbytes(True), BY_OPTIMIZER, offload.optimizer)
-    yield AccountRow("gradients", "shards in fp32", 0 if whole else sums // shards * fp32, BY_FSDP2, offload.gradients)
-    yield AccountRow("gradients", "sums of micro-batches, whole, in fp32", whole * step.elements * fp32, BY_FSDP2)
+    yield AccountRow("gradients", "shards in fp32", sums // shards * fp32, BY_FSDP2, offload.gradients)
     yield AccountRow("gradients", "of blocks that go back, and the root's", at.begun * each, BY_FSDP2)
     yield AccountRow("gathered", "parameters of blocks", at.left if stays else at.here, BY_FSDP2)
     yield AccountRow("gathered", "parameters of the root", at.root, BY_FSDP2)

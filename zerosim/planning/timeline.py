@@ -151,7 +151,7 @@ class Timeline(SavedTimeline):
         lane, work = self.lanes[rank], self._works[self.recording.program_of_rank[rank]]
         passed = np.searchsorted([row for row, _, _ in lane.points], np.arange(len(work)))  # points before each row
         since, base = (np.array([0, *seconds])[passed] for seconds in (lane.resumed, lane.work))
-        clocks: np.ndarray = lane.pace.after(since, work - base)
+        clocks: np.ndarray = since + lane.pace * (work - base)
         return clocks
 
     def events(self, rank: int) -> list[TimelineEvent]:
