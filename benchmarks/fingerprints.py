@@ -493,10 +493,10 @@ def closed_forms(layout: str) -> Parts:
 
 def costs(ranks: int) -> Parts:
     """What collectives send and take, algorithm by algorithm."""
-    inside, between = planning.hardware.link("nvlink4"), planning.hardware.link("infiniband-ndr")
-    networks = [planning.hardware.network_of(ranks, 1, inside, None)]
+    network = planning.hardware.presets().network
+    networks = [network(ranks, "nvlink4")]
     if ranks % 2 == 0 and ranks > 2:
-        networks.append(planning.hardware.network_of(ranks, ranks // 2, inside, between))
+        networks.append(network(ranks, "nvlink4", ranks // 2))
     found: dict[str, list[Any]] = {"sent": [], "cost": []}
     for operation, algorithms in (*ALGORITHMS.items(), ("barrier", ("dissemination",))):
         for algorithm, length in product(algorithms, (0, 7, 10**6 + 1)):

@@ -107,9 +107,8 @@ def test_a_layout_a_collective_or_a_network_that_cannot_be_is_refused():
         (partial(sent, "broadcast", "tree", (0, 3, 4), 2, root=2), "root=2 is no rank; the ranks are 0 to 1"),
         (partial(cost.cost, "all_gather", "ring", (0, 1 << 62), 2, ONE_KIND), "fewer than 2^62 bytes"),
         (partial(Network, PCIE, ETHERNET), "between='ethernet-10g' and ranks_per_node=None; give both, or neither"),
-        (partial(hardware.network_of, 8, 3, PCIE, ETHERNET), "8 ranks cannot be spread evenly over 3 nodes"),
-        (partial(hardware.network_of, 8, 2, PCIE), "2 nodes need a link between them; name one"),
-        (partial(hardware.network_of, 8, 1, PCIE, ETHERNET), "found between='ethernet-10g'; take more nodes, or leave"),
+        (partial(hardware.presets().network, 8, "pcie4", 3), "8 ranks cannot be spread evenly over 3 nodes"),
+        (partial(hardware.presets().network, 8, "pcie4", 1, "ethernet-10g"), "one node has no link between nodes,"),
     ])
 
 
@@ -261,7 +260,7 @@ COUNTED = [
      {"ranks": 1, "micro_batches": 1, "recompute_units": 1, "slots": 0, "normed_tensors": 0}),
     (partial(sent, "broadcast", "tree", (0, 4)), {}, {"itemsize": 1}),
     (Network, {"inside": PCIE, "between": ETHERNET}, {"ranks_per_node": 1}),
-    (hardware.network_of, {"inside": PCIE}, {"ranks": 1, "nodes": 1}),
+    (hardware.presets().network, {"link": "pcie4"}, {"ranks": 1, "nodes": 1}),
     (Block, {}, {"batch": 1, "tokens": 1, "channels": 1, "heads": 1, "itemsize": 1}),
     (step_activations.snapshots, {"block": PLAIN}, {"blocks": 1, "vocabulary": 1}),
     *((of, {"block": PLAIN}, {name: 1}) for of, name in (

@@ -372,7 +372,9 @@ def _moves_of_update(job: Job, slots: int) -> Iterator[Move]:
     """Scans, reads and writes of the update, where the optimizer's state rests, and parameters that it has made."""
     places, policy, states = job.options.offload, job.policy, job.states
     computes = DEVICE if places.optimizer == DEVICE else HOST
-    valid, held = updated_elements(job), job.held(states.optimizer_sharded)
+    valid = sum(job.unit_lengths) if not states.optimizer_sharded else sum(
+        min(length, cut[1]) for length, cut in zip(job.unit_lengths, job.unit_cuts, strict=True))  # without padding
+    held = job.held(states.optimizer_sharded)
     passes, writes = (3, 2) if job.normed_tensors else (1, 1)  # those of whole tensors' norms write moments alone once
     gradient, parameter = job.reduced_dtype.itemsize, policy.compute_dtype.itemsize
     is_master, padding = job.parameter_is_master, held - valid  # files are written whole
@@ -395,10 +397,3 @@ def _moves_to_compute(job: Job) -> Iterator[Move]:
     yield place, DEVICE, sum(n * length for n, length in zip(times, own, strict=True)) * itemsize
     if states.gathers_after_update:
         yield from ((place, DEVICE, job.held(True) * itemsize), (DEVICE, place, job.held(False) * itemsize))
-
-
-def updated_elements(job: Job) -> int:
-    """Elements that the first rank's optimizer updates: padding is not among them."""
-    if not job.states.optimizer_sharded:
-        return sum(job.unit_lengths)
-    return sum(min(length, cut[1]) for length, cut in zip(job.unit_lengths, job.unit_cuts, strict=True))

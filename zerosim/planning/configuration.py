@@ -45,7 +45,6 @@ from zerosim.planning.conventions import (
     Convention,
     convention_of,
     is_cut_anywhere,
-    normed_tensors,
     per_parameter_nbytes,
     states_nbytes,
 )
@@ -374,7 +373,7 @@ class PlanConfig:
                    micro_batches=self.micro_batches, recompute_units=Recompute.parse(policy).units_per_segment,
                    kept_gathered=tuple(sorted(root | {owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
-                   normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
+                   normed_tensors=len(model.tensors) if "tensor_norm" in self.optimizer.needs else 0,
                    options=self.options if self.has_units else replace(self.options, overlap=False, prefetch=0))
 
     def of_trained(self, job: Job) -> Job:

@@ -14,22 +14,17 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from zerosim.numerics.checks import checked_count, did_you_mean
+from zerosim.numerics.files import facts
 from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
 from zerosim.optim.promises import Stateful, state_nbytes
 from zerosim.planning.closed_forms import ShardedStates
 from zerosim.planning.cuts import padded_unit_lengths
-from zerosim.planning.facts import facts
 from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.call import tensor_cut
 
 cut_of = lru_cache(maxsize=16)(tensor_cut)  # a plan asks for that of one model again and again
 ADAM = Adam()  # two fp32 tensors beside the weights, m and v: Kingma & Ba 2015, algorithm 1
-
-
-def normed_tensors(optimizer: Stateful, tensors: int) -> int:
-    """Of so many tensors those whose own norms the optimizer reads: all, or none."""
-    return tensors if "tensor_norm" in optimizer.needs else 0
 
 
 def per_parameter_nbytes(optimizer: Stateful, fp32_itemsize: int = 4) -> int:
@@ -112,7 +107,7 @@ class Convention:
 
 
 CONVENTIONS: Mapping[str, Convention] = {name: Convention(name, **row)
-                                        for name, row in facts("conventions").items()}
+                                        for name, row in facts(__package__, "conventions").items()}
 
 
 def convention_of(convention: str | Convention | Policy) -> Convention:

@@ -43,11 +43,6 @@ BUS_FACTORS: Mapping[str, Callable[[int], Fraction]] = {
 }
 
 
-def algorithm_bytes_per_second(nbytes: int, seconds: float) -> float | None:
-    """n/t; None where it takes no time."""
-    return nbytes / seconds if seconds else None
-
-
 def bus_bytes_per_second(collective: str, ranks: int, nbytes: int, seconds: float) -> float | None:
     """n/t times the collective's factor; None where it takes no time, and for a collective that has no factor.
 
@@ -79,14 +74,9 @@ class Cost:
     transfer_seconds: float
 
     @property
-    def steps(self) -> int:
-        """Steps of the longest chain."""
-        return self.sent.steps
-
-    @property
     def algorithm_bytes_per_second(self) -> float | None:
-        """The algorithm bandwidth of nccl-tests; None where it takes no time."""
-        return algorithm_bytes_per_second(self.nbytes, self.seconds)
+        """n/t, the algorithm bandwidth of nccl-tests; None where it takes no time."""
+        return self.nbytes / self.seconds if self.seconds else None
 
     @property
     def bus_bytes_per_second(self) -> float | None:
@@ -100,7 +90,7 @@ def cost(collective: str, algorithm: str, cut: Cut, itemsize: int, network: Netw
     >>> from zerosim.planning import ceil_cut
     >>> from zerosim.planning.hardware import link
     >>> ring = cost("all_reduce", "ring", ceil_cut(7_000_000_000, 8), 2, Network(link("nvlink4")))
-    >>> ring.steps, set(ring.sent.nbytes), round(ring.transfer_seconds, 4), round(ring.latency_seconds * 1e6, 1)
+    >>> ring.sent.steps, set(ring.sent.nbytes), round(ring.transfer_seconds, 4), round(ring.latency_seconds * 1e6, 1)
     (14, {24500000000}, 0.0544, 47.6)
 
     Raises ValueError as `collectives.sent` does, and for vectors of 2^62 bytes or more.

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zerosim.numerics.checks import checked_count, count_fields, did_you_mean, is_number
+from zerosim.numerics.files import facts
 from zerosim.numerics.places import FROM_DISK, TO_DISK
 from zerosim.numerics.units import counted
-from zerosim.planning.facts import facts
 
 if TYPE_CHECKING:
     from zerosim.ranks.faults import FaultPlan
@@ -216,26 +216,6 @@ class Network:
                 np.where(crosses, np.where(here, leaving[start], entering[end]), 1))
 
 
-def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None,
-               cards_per_rank: float = 1) -> Network:
-    """The network of N ranks, spread evenly over so many nodes, each with its network cards.
-
-    Raises ValueError for counts below one, for ranks that the nodes do not divide, for several nodes without a link
-    between them, and for one node with such a link.
-    """
-    ranks, nodes = checked_count("ranks", ranks, 1), checked_count("nodes", nodes, 1)
-    if ranks % nodes:
-        raise ValueError(f"{counted(ranks, 'rank')} cannot be spread evenly over {nodes} nodes; take as many on each")
-    if nodes == 1:
-        if between is not None:
-            raise ValueError(f"one node has no link between nodes, found between={between.name!r}; take more nodes, "
-                             "or leave it out")
-        return Network(inside)
-    if between is None:
-        raise ValueError(f"{nodes} nodes need a link between them; name one, such as infiniband-ndr")
-    return Network(inside, between, ranks // nodes, cards_per_rank)
-
-
 # -- a machine, and what of it is slow --------------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
@@ -403,11 +383,12 @@ class Hardware:
 
     def network(self, ranks: int, link: str, nodes: int = 1, between: str | None = None,
                 device: str | None = None) -> Network:
-        """The network of N ranks by the names of its links.
+        """The network of N ranks, spread evenly over so many nodes, by the names of its links.
 
         Where nodes are several and `between` is None, it is the ``device``'s own, or `BETWEEN` without a device; the
-        network cards are as many as the device's machines have. Raises ValueError as `link` does, as `network_of`, and
-        for a device that does not say what lies between its nodes.
+        network cards are as many as the device's machines have. Raises ValueError as `link` does, for counts below one,
+        for ranks that the nodes do not divide, for one node with a link between nodes, and for a device that does not
+        say what lies between its nodes.
         """
         own = None if device is None else self.device(device)
         if between is None and nodes != 1:
@@ -415,8 +396,17 @@ class Hardware:
             if between is None:
                 raise ValueError(f"the device {device} does not say by which link its nodes are connected; name one, "
                                  "as between=infiniband-hdr or between=ethernet-10g")
-        return network_of(ranks, nodes, self.link(link), None if between is None else self.link(between),
-                          1 if own is None else own.cards_per_device)
+        inside, outside = self.link(link), None if between is None else self.link(between)
+        ranks, nodes = checked_count("ranks", ranks, 1), checked_count("nodes", nodes, 1)
+        if ranks % nodes:
+            raise ValueError(f"{counted(ranks, 'rank')} cannot be spread evenly over {nodes} nodes; take as many on "
+                             "each")
+        if nodes > 1:
+            return Network(inside, outside, ranks // nodes, 1 if own is None else own.cards_per_device)
+        if outside is not None:
+            raise ValueError(f"one node has no link between nodes, found between={outside.name!r}; take more nodes, "
+                             "or leave it out")
+        return Network(inside)
 
     def host_link(self, device: str, name: str | None = None) -> Link:
         """The link between a device and its host, its own unless another is named; pcie is of its generation.
@@ -439,7 +429,7 @@ class Hardware:
 @lru_cache(maxsize=1)
 def presets() -> Hardware:
     """The devices and links that come along, each number with its source."""
-    return parse(facts("hardware"), "hardware.toml")
+    return parse(facts(__package__, "hardware"), "hardware.toml")
 
 
 def read(path: str | Path | None) -> Hardware:
@@ -549,7 +539,7 @@ class Overhead:
 
 
 # Estimates, each for one device of a platform; a plan names those that it adds, and replaces them by measured ones.
-ROWS_OF_OVERHEADS = facts("overheads")
+ROWS_OF_OVERHEADS = facts(__package__, "overheads")
 OVERHEADS_OF: Mapping[str, Mapping[str, Overhead]] = {platform: {
     name: Overhead(**row) for name, row in {**ROWS_OF_OVERHEADS["cuda"], **rows}.items()}
     for platform, rows in ROWS_OF_OVERHEADS.items()}

@@ -84,10 +84,6 @@ class TransientMemory:
         """The fullest moment of a step of so many sequences a micro-batch."""
         return max(self.snapshots, key=lambda snapshot: snapshot.nbytes(batch))
 
-    def fullest_nbytes(self, batch: int) -> int:
-        """Everything that comes and goes, at that moment."""
-        return self.fullest(batch).nbytes(batch)
-
 
 @lru_cache(maxsize=512)
 def transient_memory(job: Job, flow: Flow | None = None) -> TransientMemory:
