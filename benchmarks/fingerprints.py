@@ -535,11 +535,10 @@ def replayed(stage: int, overlap: bool, recompute: str) -> Parts:
     hardware, timeline = planning.hardware, planning.timeline
     recording = planning.recording.record(cluster.trace)
     found: dict[str, Any] = {"recording": json.dumps(planning.recording.to_plain(recording), default=str)}
-    slow = (timeline.SlowRank(1, 2.0),)
     for name, machine in {
             "fast": timeline.Machine(hardware.device("h100-80"), hardware.Network(hardware.link("nvlink4"))),
             "slow": timeline.Machine(hardware.device("a100-40"), hardware.Network(hardware.link("pcie4")),
-                                     slow_ranks=slow)}.items():
+                                     slow=[timeline.Slow(1, 2.0)])}.items():
         line = timeline.replay(recording, machine)
         curve = timeline.memory(line, 0)
         found[name] = [float(line.step_seconds), float(line.exposed_seconds),

@@ -129,8 +129,8 @@ class Naive:
             return Fraction(0)
         link = link_of(self.machine.network, source, destination)
         seconds = link.alpha + nbytes / link.beta
-        for slow in self.machine.slow_links:
-            if (slow.source, slow.destination) == (source, destination):
+        for slow in self.machine.slow:
+            if (slow.rank, slow.to) == (source, destination):
                 seconds *= Fraction(slow.factor)
         return seconds
 
@@ -139,7 +139,7 @@ class Naive:
         machine = self.machine
         work = max(row.flops / (Fraction(machine.peak_flops_per_second) * Fraction(machine.efficiency)),
                    row.nbytes / Fraction(machine.device.memory_bytes_per_second))
-        for slow in machine.slow_ranks:
-            if slow.rank == rank:
+        for slow in machine.slow:
+            if (slow.rank, slow.to) == (rank, None):
                 return clock + Fraction(slow.factor) * work
         return clock + work

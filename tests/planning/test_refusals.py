@@ -25,8 +25,7 @@ from zerosim.planning import (
     Machine,
     Network,
     ShardedStates,
-    SlowLink,
-    SlowRank,
+    Slow,
     Transformer,
     activations,
     ceil_cut,
@@ -127,10 +126,10 @@ def test_a_machine_or_a_part_of_it_that_cannot_be_is_refused():
         (partial(hardware.overheads_nbytes, {"runtime context": -1}), "runtime context must be at least 0, got -1"),
         (machine(format="fp8"), "the device made up has no rate in fp8; it has fp16"),
         (machine(efficiency=1.5), "efficiency must be a share of the peak, above 0 and at most 1, got 1.5"),
-        (machine(slow_ranks=[SlowRank(1, 2), SlowRank(1, 3)]), "the rank 1 is slow twice; give it one factor"),
-        (machine(slow_links=[SlowLink(0, 1, 2)] * 2), "the link (0, 1) is slow twice; give it one factor"),
-        (lambda: replay(step(3), machine(slow_ranks=[SlowRank(3, 2)])()), "rank 3 is to be slow, but ... has 3 ranks"),
-        (lambda: replay(step(3), machine(slow_links=[SlowLink(0, 4, 2)])()), "from 0 to 4 is to be slow, but the run"),
+        (machine(slow=[Slow(1, 2), Slow(1, 3)]), "the rank 1 is slow twice; give it one factor"),
+        (machine(slow=[Slow(0, 2, to=1)] * 2), "the link from 0 to 1 is slow twice; give it one factor"),
+        (lambda: replay(step(3), machine(slow=[Slow(3, 2)])()), "rank 3 is to be slow, but ... has 3 ranks"),
+        (lambda: replay(step(3), machine(slow=[Slow(0, 2, to=4)])()), "from 0 to 4 is to be slow, but the run"),
         (lambda: replay(recorded(1, program_of(("to host", 5))), MACHINE), "has no link to one; name it, as host_link"),
     ])
 
@@ -277,8 +276,7 @@ COUNTED = [
     (states_nbytes, {"model": model_of_parameters(9), "states": STAGES[1]}, {"ranks": 1}),
     (estimate_nbytes, {"states": STAGES[1]}, {"parameters": 1, "ranks": 1, "largest_layer": 0}),
     (zs.plan, {"model": "gpt2"}, {"ranks": 1, "batch": 1, "micro_batches": 1, "sequence": 1}),
-    (SlowRank, {"factor": 2}, {"rank": 0}),
-    (SlowLink, {"factor": 2}, {"source": 0, "destination": 0}),
+    (Slow, {"factor": 2}, {"rank": 0, "to": 0}),
     (partial(recording.RecordedTransfer, "to host", "gradient", number=0), {}, {"nbytes": 0}),
 ]
 
@@ -297,8 +295,8 @@ def test_every_count_is_a_whole_number_of_at_least_its_least_and_below_2_to_the_
 
 # Calls with a number that is made wrong, how it is named, and whether it may be 0.
 NUMBERS = [
-    (partial(SlowRank, 0), "the slow rank 0: factor", False),
-    (partial(SlowLink, 0, 1), "the slow link from 0 to 1: factor", False),
+    (partial(Slow, 0), "the slow rank 0: factor", False),
+    (partial(Slow, 0, to=1), "the slow link from 0 to 1: factor", False),
     (lambda value: machine(efficiency=value)(), "the machine: efficiency", False),
     (lambda value: zs.plan("gpt2", utilization=value), "utilization", False),
     (device, "device 'made up': flops_per_second.fp16", False),

@@ -7,6 +7,7 @@ import datetime
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from fractions import Fraction
@@ -219,29 +220,20 @@ class Network:
 # -- a machine, and what of it is slow --------------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
-class SlowRank:
-    """A straggler: all that the rank computes takes ``factor`` times as long."""
+class Slow:
+    """A straggler: all that the rank computes, or every message on its link ``to`` another rank, takes ``factor`` times
+    as long."""
 
     rank: int
     factor: float
+    to: int | None = None
 
     def __post_init__(self) -> None:
-        checked_count("rank", self.rank, 0)
-        positive(f"the slow rank {self.rank}", "factor", self.factor)
+        count_fields(self, rank=0, **{"to": 0} if self.to is not None else {})
+        positive(f"the slow {self}", "factor", self.factor)
 
-
-@dataclass(frozen=True, slots=True)
-class SlowLink:
-    """A link, one way, on which every message takes ``factor`` times as long."""
-
-    source: int
-    destination: int
-    factor: float
-
-    def __post_init__(self) -> None:
-        for key in ("source", "destination"):
-            checked_count(key, getattr(self, key), 0)
-        positive(f"the slow link from {self.source} to {self.destination}", "factor", self.factor)
+    def __str__(self) -> str:
+        return f"rank {self.rank}" if self.to is None else f"link from {self.rank} to {self.to}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,28 +254,23 @@ class Machine:
     network: Network
     format: str = "bf16"
     efficiency: float = 1.0
-    slow_ranks: Sequence[SlowRank] = ()
-    slow_links: Sequence[SlowLink] = ()
+    slow: Sequence[Slow] = ()
     host_link: Link | None = None
     disk_link: Link | None = None
 
     def slowed_by(self, plan: "FaultPlan") -> "Machine":
         """This machine with the slow ranks and links of a plan of faults too."""
-        slow = [fault for fault in plan.faults if fault.kind == "slow"]
-        return replace(
-            self, slow_ranks=[*self.slow_ranks, *(SlowRank(one.rank, one.factor) for one in slow if one.to is None)],
-            slow_links=[*self.slow_links, *(SlowLink(one.rank, one.to, one.factor) for one in slow
-                                            if one.to is not None)])
+        return replace(self, slow=[*self.slow, *(Slow(fault.rank, fault.factor, fault.to) for fault in plan.faults
+                                                 if fault.kind == "slow")])
 
     def __post_init__(self) -> None:
         self.device.flops_per_second_in(self.format)
         if positive("the machine", "efficiency", self.efficiency) > 1:
             raise ValueError(f"the machine: efficiency must be a share of the peak, above 0 and at most 1, got "
                              f"{self.efficiency!r}")
-        for kind in ("slow_ranks", "slow_links"):
-            object.__setattr__(self, kind, tuple(getattr(self, kind)))
-        _check_once("rank", [slow.rank for slow in self.slow_ranks])
-        _check_once("link", [(slow.source, slow.destination) for slow in self.slow_links])
+        object.__setattr__(self, "slow", tuple(self.slow))
+        if twice := [name for name, count in Counter(map(str, self.slow)).items() if count > 1]:
+            raise ValueError(f"the {twice[0]} is slow twice; give it one factor")
 
     @property
     def peak_flops_per_second(self) -> float:
@@ -302,7 +289,7 @@ class Machine:
 
     def pace(self, rank: int) -> float:
         """Seconds that a rank takes for a nominal one of arithmetic: its factor where it is slow, or 1."""
-        return next((slow.factor for slow in self.slow_ranks if slow.rank == rank), 1.0)
+        return next((slow.factor for slow in self.slow if slow.rank == rank and slow.to is None), 1.0)
 
     def compute_seconds(self, flops: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """Nominal seconds of arithmetic that reads and writes so many bytes, (n,), by the roofline."""
@@ -319,25 +306,16 @@ class Machine:
             crosses = self.network.crosses(sources, destinations)
             cards, messages = (1, 1) if group is None else self.network.sharing(sources, destinations, group)
             seconds = np.where(crosses, self.network.between.seconds(nbytes * messages / cards), seconds)
-        for slow in self.slow_links:
-            seconds[(sources == slow.source) & (destinations == slow.destination)] *= slow.factor
+        for slow in self.slow:
+            if slow.to is not None:
+                seconds[(sources == slow.rank) & (destinations == slow.to)] *= slow.factor
         return seconds
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ValueError for slow ranks and links that a run of N ranks does not have."""
-        for slow in self.slow_ranks:
-            if slow.rank >= ranks:
-                raise ValueError(f"rank {slow.rank} is to be slow, but the run has {ranks} ranks, numbered from 0")
-        for link in self.slow_links:
-            if max(link.source, link.destination) >= ranks:
-                raise ValueError(f"the link from {link.source} to {link.destination} is to be slow, but the run has "
-                                 f"{ranks} ranks, numbered from 0")
-
-
-def _check_once(what: str, found: list[Any]) -> None:
-    for one in found:
-        if found.count(one) > 1:
-            raise ValueError(f"the {what} {one} is slow twice; give it one factor")
+        for slow in self.slow:
+            if max(slow.rank, slow.to or 0) >= ranks:
+                raise ValueError(f"the {slow} is to be slow, but the run has {ranks} ranks, numbered from 0")
 
 
 # -- by name ----------------------------------------------------------------------------------------------------------
