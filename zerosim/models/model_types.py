@@ -33,18 +33,16 @@ Names = Sequence[tuple[str, Sequence[str], bool]]  # a pattern here, the names i
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The keys of a model type's configurations that the engine needs beside the sizes, and its weights.
+    """The keys of a model type's configurations that the engine needs beside the sizes.
 
     ``keys`` are read, with what they are where they are left out (null is said, and stays None). ``numbers`` computes
     further fields of a config from them, from the transformer and from the longest sequence, and raises ValueError for
     what the engine has not. ``only``: keys that change what is computed, each with the values that the engine has.
-    ``names``: its weights, here and in files.
     """
 
     keys: Fields
     numbers: Callable[[Fields, Transformer, int], dict[str, Any]]
     only: Mapping[str, Sequence[Any]]
-    names: Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +293,7 @@ def model_types() -> Mapping[str, ModelType]:
 
 def _runs(name: str) -> Runs:
     row = _row(table()["runs"], name)
-    return Runs(_left_out(row["keys"]), NUMBERS[name], row["only"], table()["names"][row["names"]])
+    return Runs(_left_out(row["keys"]), NUMBERS[name], row["only"])
 
 
 def _row(rows: Fields, name: str) -> dict[str, Any]:

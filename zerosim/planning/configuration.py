@@ -63,7 +63,7 @@ from zerosim.planning.hardware import (
     positive,
 )
 from zerosim.planning.plan_row import ZEROSIM, PlanRow, missing_nbytes
-from zerosim.planning.runtimes import DEEPSPEED, FSDP2, MEGATRON_CORE, RUNTIMES, AccountRow, account
+from zerosim.planning.runtimes import DEEPSPEED, FSDP2, MEGATRON_CORE, RECOMPUTED, RUNTIMES, AccountRow, account
 from zerosim.planning.shapes import ModelShape
 from zerosim.planning.step_activations import Place, fullest_nbytes
 from zerosim.planning.step_arithmetic import Pieces, of_micro_batch, products_alone
@@ -83,7 +83,6 @@ DEFAULT_TOKENS = 4096
 # What `Offload` places by one name, and the kinds of state that it is.
 STATE_KINDS = {"parameters": ("parameter",), "gradients": ("gradient",),
                "optimizer": ("master", "gradient_copy", "optimizer_state")}
-KEPT = ("none", "selective", "block")  # the policies of recomputation that PyTorch programs have
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +201,7 @@ class PlanConfig:
         """Raises ValueError for an unknown runtime, and for what only others have."""
         if self.runtime not in RUNTIMES:
             raise unknown_name(f"no runtime is called {self.runtime!r}", self.runtime, RUNTIMES)
-        if not self.is_engine and (other := [policy for policy in self.recompute if policy not in KEPT]):
+        if not self.is_engine and (other := [policy for policy in self.recompute if policy not in RECOMPUTED]):
             raise ValueError(f"recompute={other[0]!r} is no policy of {self.runtime}'s programs; take some of none, "
                              "selective, and block, which is every block, full elsewhere; or runtime='zerosim'")
         options = self.options

@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from zerosim.models.transformer import Transformer
-from zerosim.numerics.checks import FP32, checked_count, did_you_mean
+from zerosim.numerics.checks import FP32, checked_count, did_you_mean, unknown_name
 from zerosim.numerics.places import DEVICE, HOST
 from zerosim.optim.promises import Stateful, state_nbytes
 from zerosim.planning.closed_forms import Job
@@ -40,7 +40,7 @@ from zerosim.planning.saved_tensors import (
 from zerosim.planning.shapes import ModelShape, TensorShape
 
 RUNTIMES = FSDP2, DEEPSPEED, MEGATRON_CORE, ZEROSIM = ("fsdp2", "deepspeed", "megatron", "zerosim")
-RECOMPUTED = NONE, SELECTIVE, BLOCK = ("none", "selective", "block")
+RECOMPUTED = NONE, SELECTIVE, BLOCK = ("none", "selective", "block")  # policies of recomputation
 HALVES = ("attention", "feed_forward")
 
 BY_FSDP2 = "PyTorch 2.13, torch/distributed/fsdp/_fully_shard (2026)"
@@ -95,8 +95,7 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
             ", and what zerosim's own engine holds its plan counts" if runtime == ZEROSIM else
             did_you_mean(runtime, MOMENTS)))
     if recompute not in RECOMPUTED:
-        raise ValueError(f"recompute={recompute!r} is none that {runtime} has; there are {', '.join(RECOMPUTED)}"
-                         f"{did_you_mean(recompute, RECOMPUTED)}")
+        raise unknown_name(f"recompute={recompute!r} is none that {runtime} has", recompute, RECOMPUTED, "there are")
     ddp = runtime == FSDP2 and not job.states.gradients_sharded
     if runtime == MEGATRON_CORE and job.states.gradients_sharded:
         raise ValueError("megatron shards the optimizer's state and no gradients or parameters, and stage 2 or 3 was "
