@@ -43,7 +43,8 @@ def model_and_block(kind, batch, tokens, channels, heads, vocabulary, itemsize=2
 @pytest.mark.parametrize(("policy", "shape", "kind"), [
     *((policy, shape, "GPT") for policy in INSIDE for shape in SHAPES),
     *covering(INSIDE, SHAPES, list(KINDS)[1:], count=24)])
-def test_what_a_block_computes_is_the_closed_form(policy, shape, kind):
+def test_what_a_block_computes_is_the_closed_form_and_backward_twice_its_products_and_what_is_elementwise(
+        policy, shape, kind):
     model, block = model_and_block(kind, *shape, 5, itemsize=4)
     run, batch = run_of(model, "fp32", scatter=0.2), shape[0]
     x = run.model.units[0].forward(run.ctx, run.w, batch_of(run.model, batch)[0])[0]
@@ -52,8 +53,9 @@ def test_what_a_block_computes_is_the_closed_form(policy, shape, kind):
     _, kept = unit.forward(run.ctx, run.w, x)
     between = run.recorder.flops
     unit.backward(run.ctx, run.w, kept, x)
-    assert (between - before, run.recorder.flops - between) == (
-        sum(flops.forward(block).values()), sum(flops.backward(block, policy).values()))
+    assert between - before == sum(flops.forward(block).values())
+    products = 2 * flops.matmul_flops(block) + flops.recomputed_flops(block, policy)
+    assert 0 < run.recorder.flops - between - products < 16 * activations.kept(block).elements
 
 
 # -- bits -------------------------------------------------------------------------------------------------------------
