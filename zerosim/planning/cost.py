@@ -34,12 +34,8 @@ from zerosim.planning.hardware import Link, Network
 # bytes per second, whatever N is. A barrier carries nothing and has none.
 BUS_FACTORS: Mapping[str, Callable[[int], Fraction]] = {
     "all_reduce": lambda ranks: Fraction(2 * (ranks - 1), ranks),
-    "reduce_scatter": lambda ranks: Fraction(ranks - 1, ranks),
-    "all_gather": lambda ranks: Fraction(ranks - 1, ranks),
-    "all_to_all": lambda ranks: Fraction(ranks - 1, ranks),
-    "gather": lambda ranks: Fraction(ranks - 1, ranks),
-    "broadcast": lambda ranks: Fraction(1),
-    "reduce": lambda ranks: Fraction(1),
+    **dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "gather"), lambda ranks: Fraction(ranks - 1, ranks)),
+    **dict.fromkeys(("broadcast", "reduce"), lambda ranks: Fraction(1)),
 }
 
 
