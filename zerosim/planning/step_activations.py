@@ -116,12 +116,9 @@ def fullest_nbytes(block: Block, blocks: int, vocabulary: int, policy: str = "no
     return max(moment.total_nbytes for moment in snapshots(block, blocks, vocabulary, policy))
 
 
-def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", *,
-              between: bool = False) -> list[ActivationSnapshot]:
-    """Every moment of one micro-batch of a decoder: the units forward, the loss, the units backward.
-
-    Segments are of units, the embedding the first. `between` are the moments after each unit too, in which gradients
-    are accumulated and weights gathered and freed.
+def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> list[ActivationSnapshot]:
+    """Every moment of one micro-batch of a decoder: the units forward, the loss, the units backward, and between units,
+    when gradients are accumulated and weights gathered and freed. Segments are of units, the embedding the first.
 
     >>> largest = max(snapshots(Block(1, 64, 32, 4), 3, 256), key=lambda moment: moment.total_nbytes)
     >>> largest.phase, largest.unit, largest.step, largest.nbytes
@@ -134,7 +131,7 @@ def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", 
     recompute = Recompute.parse(policy)
     walk = Walk(units, block.stream * block.itemsize, logits * block.itemsize, block.positions * FP32_NBYTES,
                 block.norm_statistics * FP32_NBYTES, recompute.inside)
-    return [one for one in walk.micro_batch(recompute.units_per_segment) if between or one.step != BETWEEN]
+    return [*walk.micro_batch(recompute.units_per_segment)]
 
 
 def passes(count: int, per_segment: int | None) -> tuple[list[Place], list[Place]]:
