@@ -31,7 +31,7 @@ from zerosim.frameworks.settings import (
     text_or_none,
 )
 from zerosim.models.units import Model
-from zerosim.numerics.checks import is_count, is_number
+from zerosim.numerics.checks import is_count, is_number, require_count
 from zerosim.numerics.files import facts, json_of
 from zerosim.numerics.loss_scale import Dynamic, Static
 from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
@@ -64,8 +64,7 @@ def from_deepspeed(config: str | Path | Mapping[str, Any], *, model: Sized | Non
     (2, 2, 1, 'divide_then_sum')
     """
     for argument, value in {"ranks": ranks, "ranks_per_node": ranks_per_node}.items():
-        if value is not None and (not is_count(value) or value < 1):
-            raise ValueError(f"{argument}={value!r} must be a whole number, 1 or more, or None")
+        require_count(argument, value, 1, none="where the configuration says it")
     given, name = _read(config)
     findings = Findings()
     top = Section(given, "", findings)
