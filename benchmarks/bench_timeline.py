@@ -21,14 +21,14 @@ from zerosim.planning.collectives import CollectiveShape
 from zerosim.planning.hardware import Network, device, link
 from zerosim.planning.recording import RecordedCall, Recording, from_plain, record, to_plain
 from zerosim.planning.streams import Collectives
-from zerosim.planning.timeline import Machine, SlowRank, critical_path, memory, replay
+from zerosim.planning.timeline import Machine, Slow, critical_path, memory, replay
 from zerosim.ranks.trace import Traces
 
 RANKS, ROWS, ROWS_PER_STEP = 8, 1_000_000, 2_500
 RING_RANKS, RING_ELEMENTS = 512, 1 << 20
 NETWORK = Network(link("nvlink4"), link("infiniband-ndr"), 4)
 MACHINE = Machine(device("h100-80"), NETWORK, "bf16", efficiency=0.5)
-STRAGGLER = Machine(device("h100-80"), NETWORK, "bf16", efficiency=0.5, slow_ranks=[SlowRank(3, 1.5)])
+STRAGGLER = Machine(device("h100-80"), NETWORK, "bf16", efficiency=0.5, slow=[Slow(3, 1.5)])
 
 
 def traces(steps: int) -> Traces:

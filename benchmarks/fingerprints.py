@@ -493,10 +493,10 @@ def closed_forms(layout: str) -> Parts:
 
 def costs(ranks: int) -> Parts:
     """What collectives send and take, algorithm by algorithm."""
-    inside, between = planning.hardware.link("nvlink4"), planning.hardware.link("infiniband-ndr")
-    networks = [planning.hardware.network_of(ranks, 1, inside, None)]
+    network = planning.hardware.presets().network
+    networks = [network(ranks, "nvlink4")]
     if ranks % 2 == 0 and ranks > 2:
-        networks.append(planning.hardware.network_of(ranks, ranks // 2, inside, between))
+        networks.append(network(ranks, "nvlink4", ranks // 2))
     found: dict[str, list[Any]] = {"sent": [], "cost": []}
     for operation, algorithms in (*ALGORITHMS.items(), ("barrier", ("dissemination",))):
         for algorithm, length in product(algorithms, (0, 7, 10**6 + 1)):
@@ -535,11 +535,10 @@ def replayed(stage: int, overlap: bool, recompute: str) -> Parts:
     hardware, timeline = planning.hardware, planning.timeline
     recording = planning.recording.record(cluster.trace)
     found: dict[str, Any] = {"recording": json.dumps(planning.recording.to_plain(recording), default=str)}
-    slow = (timeline.SlowRank(1, 2.0),)
     for name, machine in {
             "fast": timeline.Machine(hardware.device("h100-80"), hardware.Network(hardware.link("nvlink4"))),
             "slow": timeline.Machine(hardware.device("a100-40"), hardware.Network(hardware.link("pcie4")),
-                                     slow_ranks=slow)}.items():
+                                     slow=[timeline.Slow(1, 2.0)])}.items():
         line = timeline.replay(recording, machine)
         curve = timeline.memory(line, 0)
         found[name] = [float(line.step_seconds), float(line.exposed_seconds),

@@ -9,13 +9,12 @@ nobody counts, is left out, and what rests on the host.
 """
 
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
 from statistics import fmean
 from typing import Any
 
 import zerosim as zs
+from zerosim.numerics.files import facts
 from zerosim.optim import Adam
 from zerosim.options import StepOptions
 from zerosim.planning import STAGES, Job, account, frozen, lora, model_shape, runtimes
@@ -39,10 +38,9 @@ PURPOSES = {"masters": ("optimizer", "masters in fp32"), "state": ("optimizer", 
             "largest": ("buckets", "gradients of the largest tensor")}
 
 
-def rows(file: str = "torch_peaks.toml", table: str = "row") -> list[dict[str, Any]]:
+def rows(file: str = "torch_peaks", table: str = "row") -> list[dict[str, Any]]:
     """The rows that are kept, with what is as usual."""
-    text = files("zerosim.course.published").joinpath(file).read_text("utf-8")
-    return [DEFAULTS | row for row in tomllib.loads(text)[table]]
+    return [DEFAULTS | row for row in facts("zerosim.course.published", file)[table]]
 
 
 def accounted(row: Mapping[str, Any]) -> tuple[runtimes.AccountRow, ...]:
@@ -93,13 +91,13 @@ def compiled() -> Iterator[tuple[str, bool, float]]:
 def deepspeed_states() -> Iterator[tuple[int, str, str, int, int]]:
     """Stages, moments, purposes, and the bytes that are counted and accounted."""
     shape = model_of_config(FIELDS)
-    for row in rows("deepspeed_states.toml"):
+    for row in rows("deepspeed_states"):
         stage = row["stage"]
         options = StepOptions.of(2, overlap=row.get("overlap", False), **(
             {"offload": "optimizer=host"} if row["offload"] else {}))
         job = Job(shape.unit_lengths, 2, STAGES[stage], policy=zs.Policy("bf16"), options=options,
                   micro_batches=row["micro_batches"])
-        step = runtimes.StepSizes(shape, job, Forward(1, 64), "none", Adam(), 1, True, 2 if stage == 3 else 1)
+        step = runtimes.StepSizes(shape, job, Forward(1, 64), "none", Adam(), 1, 2 if stage == 3 else 1)
         *_, reduced, update = (
             {(one.kind, one.what): one.nbytes for one in runtimes.MOMENTS["deepspeed"](step, moment)}
             for moment in step.moments())

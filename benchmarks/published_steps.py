@@ -23,12 +23,12 @@ from statistics import fmean, median
 from typing import Any
 
 from zerosim.models.transformer import Transformer
+from zerosim.numerics.files import facts
 from zerosim.numerics.policy import Policy
 from zerosim.options import StepOptions
 from zerosim.planning import hardware
 from zerosim.planning.configuration import PlanConfig
 from zerosim.planning.efficiency import Efficiency, constants, efficiency
-from zerosim.planning.facts import facts
 from zerosim.planning.flops import six_n_and_attention
 from zerosim.planning.hardware import Device, Network
 from zerosim.planning.shapes import ModelShape, model_of
@@ -128,7 +128,7 @@ class PublishedStep:
 @cache
 def published_steps() -> tuple[PublishedStep, ...]:
     """All rows, in the file's order."""
-    tables = facts("steps", "zerosim.course.published")
+    tables = facts("zerosim.course.published", "steps")
     own = {name: Device(name, **fields) for name, fields in tables["device"].items()}
     found = list[PublishedStep]()
     for of in tables["group"]:

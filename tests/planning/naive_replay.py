@@ -129,19 +129,17 @@ class Naive:
             return Fraction(0)
         link = link_of(self.machine.network, source, destination)
         seconds = link.alpha + nbytes / link.beta
-        for slow in self.machine.slow_links:
-            if (slow.source, slow.destination) == (source, destination):
+        for slow in self.machine.slow:
+            if (slow.rank, slow.to) == (source, destination):
                 seconds *= Fraction(slow.factor)
         return seconds
 
     def _after(self, rank: int, clock: Fraction, row: Any) -> Fraction:
-        """The clock after a row of arithmetic: at full pace until the instant from which the rank is slow, then slower.
-        """
+        """The clock after a row of arithmetic."""
         machine = self.machine
         work = max(row.flops / (Fraction(machine.peak_flops_per_second) * Fraction(machine.efficiency)),
                    row.nbytes / Fraction(machine.device.memory_bytes_per_second))
-        for slow in machine.slow_ranks:
-            if slow.rank == rank:
-                at_full_pace = min(work, max(Fraction(slow.from_seconds) - clock, Fraction(0)))
-                return clock + at_full_pace + Fraction(slow.factor) * (work - at_full_pace)
+        for slow in machine.slow:
+            if (slow.rank, slow.to) == (rank, None):
+                return clock + Fraction(slow.factor) * work
         return clock + work

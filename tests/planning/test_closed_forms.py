@@ -16,7 +16,6 @@ from zerosim.planning import (
     Job,
     ShardedStates,
     ceil_cut,
-    closed_forms,
     cuts,
     resting_nbytes,
     sent_nbytes,
@@ -45,10 +44,9 @@ def test_the_ceil_cut_covers_the_vector_with_n_falling_chunks_and_clipped_it_kee
 
 
 @given(units=UNITS, ranks=WORLDS, layout=st.sampled_from(cuts.LAYOUTS))
-def test_units_and_regions_name_the_same_owners_who_own_as_much_as_each_other(units, ranks, layout):
+def test_units_name_owners_who_own_as_much_as_each_other(units, ranks, layout):
     padded, of_units = cuts.padded_unit_lengths(units, ranks, layout), cuts.unit_cuts(units, ranks, layout)
     by_unit = owners(of_units)
-    assert by_unit == owners(cuts.region_cuts(units, ranks, layout))
     assert [by_unit.count(rank) for rank in range(ranks)] == [sum(padded) // ranks] * ranks
     assert [cut[-1] for cut in of_units] == list(padded)
     padding = [with_padding - length for with_padding, length in zip(padded, units, strict=True)]
@@ -119,6 +117,6 @@ def test_states_that_are_no_stages_are_held_and_sent_too():
 @given(units=st.integers(1, 30), segment=st.none() | st.integers(1, 8))
 def test_a_unit_is_gathered_twice_and_once_more_if_it_is_run_again(units, segment):
     again = sum(min(segment, units - start) - 1 for start in range(0, units, segment)) if segment else 0
-    assert sum(closed_forms.gathers_by_unit(units, segment)) == 2 * units + again
-    assert closed_forms.gathers_by_unit(3, tied=[(2, 0)]) == (4, 2, 2)  # by its user's passes too
-    assert closed_forms.gathers_by_unit(units, 1) == closed_forms.gathers_by_unit(units, None) == (2,) * units
+    gathers = Job((1,) * units, 1, STAGES[3], recompute_units=segment).gathers
+    assert sum(gathers) == 2 * units + again
+    assert gathers == (2,) * units or (segment or 1) > 1

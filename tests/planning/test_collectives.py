@@ -141,7 +141,7 @@ def test_equal_chunks_take_the_published_steps_and_seconds(key):
     for ranks in (ranks for ranks in [*WORLDS, 64] if asking.allowed(*key, ranks)):
         elements = 240 * ranks  # which the 2^m ranks that are left where some fold divide too
         (steps, vectors), found = FORMULAS[key](ranks), cost.cost(*key, ceil_cut(elements, ranks), 2, ONE_KIND)
-        assert (found.steps, found.nbytes) == (steps, 2 * elements), ranks
+        assert (found.sent.steps, found.nbytes) == (steps, 2 * elements), ranks
         assert found.latency_seconds == pytest.approx(steps * ALPHA, rel=1e-15), ranks
         assert found.transfer_seconds == pytest.approx(float(vectors * 2 * elements / Fraction(BETA)), rel=1e-14)
         assert found.seconds == pytest.approx(found.latency_seconds + found.transfer_seconds, rel=1e-15)

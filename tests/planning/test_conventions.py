@@ -34,14 +34,13 @@ NANO = model_of("nano", Transformer(12, 2, 3, 17, positions=8, fused=True))
 
 
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=6), ranks=st.integers(1, 9),
-       states=st.sampled_from(ALL_STATES), policy=st.sampled_from(POLICIES), slots=st.integers(0, 2),
-       layout=st.sampled_from(["per_unit", "contiguous"]))
-def test_zerosims_own_convention_is_the_closed_form_for_any_indicators(lengths, ranks, states, policy, slots, layout):
+       states=st.sampled_from(ALL_STATES), policy=st.sampled_from(POLICIES), slots=st.integers(0, 2))
+def test_zerosims_own_convention_is_the_closed_form_for_any_indicators(lengths, ranks, states, policy, slots):
     model = ModelShape("m", tuple(shapes.UnitShape(f"u{i}", (shapes.TensorShape("w", (n,)),))
                                   for i, n in enumerate(lengths)))
     optimizer = (zs.optim.SGD(lr=0.1), zs.optim.Lion(), zs.optim.Adam())[slots]
-    found = states_nbytes(model, ranks, states, policy, optimizer=optimizer, layout=layout)
-    assert resting_nbytes(Job(tuple(lengths), ranks, states, layout, policy, slots)) == [found] * ranks
+    found = states_nbytes(model, ranks, states, policy, optimizer=optimizer)
+    assert resting_nbytes(Job(tuple(lengths), ranks, states, policy=policy, slots=slots)) == [found] * ranks
 
 
 @pytest.mark.parametrize("stage", STAGES)

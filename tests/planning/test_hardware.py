@@ -121,5 +121,5 @@ def test_ranks_of_one_node_share_the_fast_link_and_others_the_slow_one():
     assert [bool(nodes.crosses(*pair)) for pair in ((0, 3), (7, 4), (3, 4), (0, 7))] == [False, False, True, True]
     assert [int(rank) for rank in ranks if nodes.crosses(rank, rank + 1)] == [3, 7, 11]
     assert not Network(nvlink).crosses(ranks, ranks + 1).any()
-    assert hardware.network_of(16, 2, nvlink, ndr) == Network(nvlink, ndr, 8)
-    assert hardware.network_of(16, 1, nvlink) == Network(nvlink)
+    assert hardware.presets().network(16, "nvlink4", 2) == Network(nvlink, ndr, 8)
+    assert hardware.presets().network(16, "nvlink4") == Network(nvlink)

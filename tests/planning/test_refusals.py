@@ -25,12 +25,10 @@ from zerosim.planning import (
     Machine,
     Network,
     ShardedStates,
-    SlowLink,
-    SlowRank,
+    Slow,
     Transformer,
     activations,
     ceil_cut,
-    closed_forms,
     conventions,
     cost,
     cuts,
@@ -108,9 +106,8 @@ def test_a_layout_a_collective_or_a_network_that_cannot_be_is_refused():
         (partial(sent, "broadcast", "tree", (0, 3, 4), 2, root=2), "root=2 is no rank; the ranks are 0 to 1"),
         (partial(cost.cost, "all_gather", "ring", (0, 1 << 62), 2, ONE_KIND), "fewer than 2^62 bytes"),
         (partial(Network, PCIE, ETHERNET), "between='ethernet-10g' and ranks_per_node=None; give both, or neither"),
-        (partial(hardware.network_of, 8, 3, PCIE, ETHERNET), "8 ranks cannot be spread evenly over 3 nodes"),
-        (partial(hardware.network_of, 8, 2, PCIE), "2 nodes need a link between them; name one"),
-        (partial(hardware.network_of, 8, 1, PCIE, ETHERNET), "found between='ethernet-10g'; take more nodes, or leave"),
+        (partial(hardware.presets().network, 8, "pcie4", 3), "8 ranks cannot be spread evenly over 3 nodes"),
+        (partial(hardware.presets().network, 8, "pcie4", 1, "ethernet-10g"), "one node has no link between nodes,"),
     ])
 
 
@@ -129,10 +126,10 @@ def test_a_machine_or_a_part_of_it_that_cannot_be_is_refused():
         (partial(hardware.overheads_nbytes, {"runtime context": -1}), "runtime context must be at least 0, got -1"),
         (machine(format="fp8"), "the device made up has no rate in fp8; it has fp16"),
         (machine(efficiency=1.5), "efficiency must be a share of the peak, above 0 and at most 1, got 1.5"),
-        (machine(slow_ranks=[SlowRank(1, 2), SlowRank(1, 3)]), "the rank 1 is slow twice; give it one factor"),
-        (machine(slow_links=[SlowLink(0, 1, 2)] * 2), "the link (0, 1) is slow twice; give it one factor"),
-        (lambda: replay(step(3), machine(slow_ranks=[SlowRank(3, 2)])()), "rank 3 is to be slow, but ... has 3 ranks"),
-        (lambda: replay(step(3), machine(slow_links=[SlowLink(0, 4, 2)])()), "from 0 to 4 is to be slow, but the run"),
+        (machine(slow=[Slow(1, 2), Slow(1, 3)]), "the rank 1 is slow twice; give it one factor"),
+        (machine(slow=[Slow(0, 2, to=1)] * 2), "the link from 0 to 1 is slow twice; give it one factor"),
+        (lambda: replay(step(3), machine(slow=[Slow(3, 2)])()), "rank 3 is to be slow, but ... has 3 ranks"),
+        (lambda: replay(step(3), machine(slow=[Slow(0, 2, to=4)])()), "from 0 to 4 is to be slow, but the run"),
         (lambda: replay(recorded(1, program_of(("to host", 5))), MACHINE), "has no link to one; name it, as host_link"),
     ])
 
@@ -143,7 +140,7 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations"),
         (partial(flops.utilization, 1.0, 0.0, 1.0), "asked for 1 FLOPs in 0 s at 1 per second; FLOPs are 0 or more, "),
         (partial(flops.step_flops, shapes.PRESETS["t5-small"], 1, 8), "has 6 blocks of encoder beside 6 of decoder; "),
-        (partial(flops.savings, Block.of(LLAMA, 1, 8)), "4096, 4096 and a gated network of 11008; take recomputed"),
+        (partial(flops.savings, Block.of(LLAMA, 1, 8)), "4096, 4096 and a gated network of 11008; take recomputed_"),
         (partial(model_of_parameters, 10, 11), "a largest layer of 11 ... in a model of 10; take at most the model's"),
         (partial(model_of_parameters, 10**9, 10), "makes 100,000,000 layers ... up to 100,000, so take a larger one"),
         (partial(Transformer, 8, 1, 2, 10, biases=("norms",)), "a transformer was given biases=('norms',); name the l"),
@@ -260,14 +257,13 @@ COUNTED = [
     (cuts.padded_unit_lengths, {"unit_lengths": (4,)}, {"ranks": 1}),
     (Job, {"unit_lengths": (2, 2), "states": STAGES[1]},
      {"ranks": 1, "micro_batches": 1, "recompute_units": 1, "slots": 0, "normed_tensors": 0}),
-    (closed_forms.gathers_by_unit, {}, {"unit_count": 1, "recompute_units": 1}),
     (partial(sent, "broadcast", "tree", (0, 4)), {}, {"itemsize": 1}),
     (Network, {"inside": PCIE, "between": ETHERNET}, {"ranks_per_node": 1}),
-    (hardware.network_of, {"inside": PCIE}, {"ranks": 1, "nodes": 1}),
+    (hardware.presets().network, {"link": "pcie4"}, {"ranks": 1, "nodes": 1}),
     (Block, {}, {"batch": 1, "tokens": 1, "channels": 1, "heads": 1, "itemsize": 1}),
-    (step_activations.snapshots, {"block": PLAIN}, {"blocks": 1, "vocabulary": 1, "parts_per_unit": 1}),
+    (step_activations.snapshots, {"block": PLAIN}, {"blocks": 1, "vocabulary": 1}),
     *((of, {"block": PLAIN}, {name: 1}) for of, name in (
-        (activations.peak_nbytes, "blocks"), (activations.best_segment, "blocks"), (flops.recomputed, "blocks"),
+        (activations.peak_nbytes, "blocks"), (activations.best_segment, "blocks"),
         (activations.logits_nbytes, "vocabulary"))),
     (flops.utilization, {"flops": 1.0, "seconds": 1.0, "flops_per_second": 1.0}, {"devices": 1}),
     *((of, {}, {"parameters": 1, "tokens": 1}) for of in (flops.six_n, flops.eight_n)),
@@ -280,8 +276,7 @@ COUNTED = [
     (states_nbytes, {"model": model_of_parameters(9), "states": STAGES[1]}, {"ranks": 1}),
     (estimate_nbytes, {"states": STAGES[1]}, {"parameters": 1, "ranks": 1, "largest_layer": 0}),
     (zs.plan, {"model": "gpt2"}, {"ranks": 1, "batch": 1, "micro_batches": 1, "sequence": 1}),
-    (SlowRank, {"factor": 2}, {"rank": 0}),
-    (SlowLink, {"factor": 2}, {"source": 0, "destination": 0}),
+    (Slow, {"factor": 2}, {"rank": 0, "to": 0}),
     (partial(recording.RecordedTransfer, "to host", "gradient", number=0), {}, {"nbytes": 0}),
 ]
 
@@ -300,8 +295,8 @@ def test_every_count_is_a_whole_number_of_at_least_its_least_and_below_2_to_the_
 
 # Calls with a number that is made wrong, how it is named, and whether it may be 0.
 NUMBERS = [
-    (partial(SlowRank, 0), "the slow rank 0: factor", False), (partial(SlowRank, 0, 2), "0: from_seconds", True),
-    (partial(SlowLink, 0, 1), "the slow link from 0 to 1: factor", False),
+    (partial(Slow, 0), "the slow rank 0: factor", False),
+    (partial(Slow, 0, to=1), "the slow link from 0 to 1: factor", False),
     (lambda value: machine(efficiency=value)(), "the machine: efficiency", False),
     (lambda value: zs.plan("gpt2", utilization=value), "utilization", False),
     (device, "device 'made up': flops_per_second.fp16", False),

@@ -33,17 +33,16 @@ from tests.planning.recorded_runs import (
 )
 from tests.ranks import asking
 from zerosim.display import chrome_trace
-from zerosim.planning import Machine, Network, SlowLink, SlowRank, ceil_cut, cost, record, replay, streams, timeline
+from zerosim.planning import Machine, Network, Slow, ceil_cut, cost, record, replay, streams, timeline
 from zerosim.planning import recording as recordings
 
 TO_HOST, *_ = recordings.DIRECTIONS
-# Two kinds of links, rank 0 slow in all: what it computes from an instant on, and the link by which it hands on.
+# Two kinds of links, rank 0 slow in all: what it computes, and the link by which it hands on.
 MACHINES = st.builds(
-    lambda flops, memory_rate, efficiency, factor, instant, nodes, link: Machine(
+    lambda flops, memory_rate, efficiency, factor, nodes, link: Machine(
         device(10.0**flops, 10.0**memory_rate), Network(FAST, SLOW, nodes), "fp16", efficiency,
-        [SlowRank(0, factor, instant)], [SlowLink(0, 1, link)] if nodes else [], HOST, DISK),
-    st.integers(8, 10), st.integers(8, 10), st.floats(0.1, 1), st.floats(1, 4), st.floats(0, 1e-4), st.integers(1, 4),
-    st.integers(1, 9))
+        [Slow(0, factor), *[Slow(0, link, to=1)] * bool(nodes)], HOST, DISK),
+    st.integers(8, 10), st.integers(8, 10), st.floats(0.1, 1), st.floats(1, 4), st.integers(1, 4), st.integers(1, 9))
 
 
 def ends(found):
@@ -59,8 +58,8 @@ def near(seconds):
 def slow_machine(ranks):
     """Slow rank, slow link, two nodes: nothing that ranks share."""
     network = Network(FAST, SLOW, max(1, ranks // 2)) if ranks > 1 else Network(FAST)
-    slow_links = [SlowLink(0, ranks - 1, 1.75)] if ranks > 1 else []
-    return Machine(device(3e8), network, "fp16", 0.7, [SlowRank(ranks - 1, 2.5, 2e-5)], slow_links, HOST, DISK)
+    slow = [Slow(ranks - 1, 2.5), *[Slow(0, 1.75, to=ranks - 1)] * (ranks > 1)]
+    return Machine(device(3e8), network, "fp16", 0.7, slow, HOST, DISK)
 
 
 # -- what holds of any recording on any machine -----------------------------------------------------------------------
@@ -192,7 +191,7 @@ ACTIONS = st.lists(st.one_of(
 @given(ranks=st.sampled_from(WORLDS), actions=ACTIONS, machine=MACHINES)
 def test_any_program_is_replayed_as_a_naive_replay_does_it(ranks, actions, machine):
     if ranks == 1:
-        machine = replace(machine, slow_links=())
+        machine = replace(machine, slow=machine.slow[:1])
     check(traces_of(ranks, program_of(*actions)), machine)
 
 
@@ -277,7 +276,7 @@ def test_the_critical_path_follows_messages_from_rank_to_rank_and_goes_through_t
         replay(recorded(3, early), MACHINE))] == [(1, 1, "compute"), (1, 1, "message"), (1, 1, "compute")]
     at_once = replay(recorded(3, lambda rank: rank.all_reduce(np.zeros(3))), MACHINE)
     assert timeline.critical_path(at_once)[-1].rank == 0
-    path = timeline.critical_path(replay(step(4), replace(MACHINE, slow_ranks=[SlowRank(2, 50.0)])))
+    path = timeline.critical_path(replay(step(4), replace(MACHINE, slow=[Slow(2, 50.0)])))
     assert {event.rank for event in path if event.stream == timeline.COMPUTATION} == {2}
 
 

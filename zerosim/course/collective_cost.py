@@ -138,7 +138,7 @@ def collective_cost(question: CostQuestion) -> CollectiveCost:
 
 
 def _cost_as_json(of: Cost) -> dict[str, Any]:
-    return {"algorithm": of.algorithm, "steps": of.steps, "largest_sent_nbytes": max(of.sent.nbytes),
+    return {"algorithm": of.algorithm, "steps": of.sent.steps, "largest_sent_nbytes": max(of.sent.nbytes),
             "total_sent_nbytes": sum(of.sent.nbytes), "seconds": of.seconds, "latency_seconds": of.latency_seconds,
             "transfer_seconds": of.transfer_seconds, "algorithm_bytes_per_second": of.algorithm_bytes_per_second,
             "bus_bytes_per_second": of.bus_bytes_per_second}
@@ -230,7 +230,7 @@ def _own_numbers(asked: Cost) -> Table:
         ("sent by a rank, at least", f"{least:,} bytes"), ("sent by a rank, at most", f"{most:,} bytes")]
     latency = percent(asked.latency_seconds / asked.seconds) if asked.seconds else "0 %"
     return marked_table("", RIGHT, rows=[
-        ("steps", f"{asked.steps:,}"), *sent, ("time", seconds_text(asked.seconds)),
+        ("steps", f"{asked.sent.steps:,}"), *sent, ("time", seconds_text(asked.seconds)),
         (f"  latency, {latency}", seconds_text(asked.latency_seconds)),
         ("  transfer", seconds_text(asked.transfer_seconds)),
         ("algorithm bandwidth", _rate(asked.algorithm_bytes_per_second)),
@@ -247,7 +247,7 @@ def _others(found: CollectiveCost) -> Iterator[Part | str]:
     priced = sorted([asked, *(other.cost for other in found.others if other.cost)], key=lambda cost: cost.seconds)
     faster = {other.algorithm: _faster(other) for other in found.others if other.cost} | {asked.algorithm: ""}
     yield marked_table("algorithm", ">steps", ">sent at most", ">time", f"faster than {asked.algorithm}", rows=[
-        (f"[bold]{cost.algorithm}[/]" if cost is asked else cost.algorithm, f"{cost.steps:,}",
+        (f"[bold]{cost.algorithm}[/]" if cost is asked else cost.algorithm, f"{cost.sent.steps:,}",
          bytes_text(max(cost.sent.nbytes)), seconds_text(cost.seconds), faster[cost.algorithm]) for cost in priced])
     yield ""
     yield from (f"{other.algorithm} {other.refused}." for other in found.others if other.refused)

@@ -40,7 +40,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
 from zerosim.options import StepOptions
 from zerosim.planning import closed_forms
-from zerosim.planning.hardware import Link, Machine, Network, SlowRank
+from zerosim.planning.hardware import Link, Machine, Network, Slow
 from zerosim.planning.recording import Recording, record
 from zerosim.planning.timeline import replay
 from zerosim.ranks import trace
@@ -95,7 +95,7 @@ class StepSetting:
     def machine(self) -> Machine:
         """The machine on which the step is replayed."""
         network = Network(INSIDE) if self.nodes == ONE_NODE else Network(INSIDE, BETWEEN, 2)
-        return replace(MACHINE, network=network, slow_ranks=[SlowRank(self.n - 1, SLOW)] * self.slow)
+        return replace(MACHINE, network=network, slow=[Slow(self.n - 1, SLOW)] * self.slow)
 
 
 def settings() -> list[StepSetting]:

@@ -230,7 +230,7 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
         ("gradients and buffers", at_rest + found.in_flight_nbytes, GRADIENTS + BUFFERS))]
     lines += [Compared(f"sent: {purpose}", nbytes[0], sent(purpose))
               for purpose, nbytes in closed_forms.sent_nbytes(config.job(stage, policy)).items()]
-    return [*lines, Compared("peak", sum(predicted.values()) + found.fullest_nbytes(config.batch),
+    return [*lines, Compared("peak", sum(predicted.values()) + found.fullest(config.batch).nbytes(config.batch),
                              memory.peak_nbytes)]
 
 

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,8 @@ from zerosim.frameworks.settings import (
     text_or_none,
 )
 from zerosim.models.units import Model
-from zerosim.numerics.checks import is_count, is_number
-from zerosim.numerics.files import json_of
+from zerosim.numerics.checks import is_count, is_number, require_count
+from zerosim.numerics.files import facts, json_of
 from zerosim.numerics.loss_scale import Dynamic, Static
 from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
 from zerosim.numerics.policy import FIRST_VALUES, Policy
@@ -66,8 +64,7 @@ def from_deepspeed(config: str | Path | Mapping[str, Any], *, model: Sized | Non
     (2, 2, 1, 'divide_then_sum')
     """
     for argument, value in {"ranks": ranks, "ranks_per_node": ranks_per_node}.items():
-        if value is not None and (not is_count(value) or value < 1):
-            raise ValueError(f"{argument}={value!r} must be a whole number, 1 or more, or None")
+        require_count(argument, value, 1, none="where the configuration says it")
     given, name = _read(config)
     findings = Findings()
     top = Section(given, "", findings)
@@ -89,7 +86,7 @@ def from_deepspeed(config: str | Path | Mapping[str, Any], *, model: Sized | Non
             mesh=mesh, zeropp=zeropp))
     top.take("gradient_allreduce_op", "mean", _only("mean", "a step takes the mean gradient"))
     top.take("sequence_parallel_size", 1, _only(1, "sequences are not cut here"))
-    others = tomllib.loads(files("zerosim.frameworks").joinpath("deepspeed.toml").read_text("utf-8"))
+    others = facts(__package__, "deepspeed")
     zero.close(**others["zero_optimization"])
     top.close(**others["top"])
     findings.raise_refusals(name)
@@ -328,7 +325,8 @@ def _sizes(zero: Section, model: Sized | None, states: ShardedStates,
     if kept and not isinstance(model, Model):
         findings.differ(f"zero_optimization.stage3_max_reuse_distance={reuse}: {', '.join(kept)} stay gathered from "
                         "forward to backward; a plan gathers them again")
-    return bucket, _units_ahead(units, ahead), kept or None
+    nearest = max(1, round(ahead / max(*units.values(), 1)))  # number of largest units
+    return bucket, min(len(units) - 1, nearest) if ahead else 0, kept or None
 
 
 def _units(model: Sized) -> dict[str, int]:
@@ -339,12 +337,6 @@ def _units(model: Sized) -> dict[str, int]:
     if isinstance(shape, ModelShape):
         return {unit.name: unit.parameters for unit in shape.units}
     raise ValueError(f"model={model!r} must be an engine's model, a plan's, or the name of one")
-
-
-def _units_ahead(units: Mapping[str, int], elements: int) -> int:
-    """The nearest number of largest units, and one at least where anything is fetched ahead."""
-    largest = max(*units.values(), 1)
-    return min(len(units) - 1, max(1, round(elements / largest))) if elements else 0
 
 
 def _kept(units: Mapping[str, int], distance: int) -> tuple[str, ...]:

@@ -29,7 +29,6 @@ from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.update import StepResult
 
-NO_KEYS: Mapping[str, str] = MappingProxyType({})
 FORMATS_BY_NAME = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "fp16": "fp16", "float16": "fp16",
                    "half": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
 # DeepSpeed casts the model before it makes masters of it; FSDP's shards are masters, and are cast when gathered.
@@ -221,7 +220,7 @@ class Section:
         self.known.append(key)
         return Section(self.given.pop(key, None), f"{self.prefix}{key}", self.findings)
 
-    def close(self, no_effect: Iterable[str] = (), no_equivalent: Mapping[str, str] = NO_KEYS) -> None:
+    def close(self, no_effect: Iterable[str] = (), no_equivalent: Mapping[str, str] = MappingProxyType({})) -> None:
         """Notes what is left: names without effect, what has no equivalent unless it is off, and unknown keys."""
         known = [*self.known, *no_effect, *no_equivalent]
         for key, value in self.given.items():

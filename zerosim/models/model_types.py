@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
-from importlib.resources import files
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -24,7 +22,7 @@ from zerosim.models.rotary import LinearScaling, Llama3Scaling, RotaryScaling
 from zerosim.models.stored import ONE_FILE, WEIGHTS_INDEX, StoredNames, find_weights, has_weights
 from zerosim.models.transformer import Experts, LatentAttention, Transformer, config_of_transformer
 from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, require_count
-from zerosim.numerics.files import json_of
+from zerosim.numerics.files import facts, json_of
 
 CONFIG = "config.json"
 OTHER_WEIGHTS = re.compile(  # where the usual ones are not there
@@ -35,18 +33,16 @@ Names = Sequence[tuple[str, Sequence[str], bool]]  # a pattern here, the names i
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The keys of a model type's configurations that the engine needs beside the sizes, and its weights.
+    """The keys of a model type's configurations that the engine needs beside the sizes.
 
     ``keys`` are read, with what they are where they are left out (null is said, and stays None). ``numbers`` computes
     further fields of a config from them, from the transformer and from the longest sequence, and raises ValueError for
     what the engine has not. ``only``: keys that change what is computed, each with the values that the engine has.
-    ``names``: its weights, here and in files.
     """
 
     keys: Fields
     numbers: Callable[[Fields, Transformer, int], dict[str, Any]]
     only: Mapping[str, Sequence[Any]]
-    names: Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +275,7 @@ NUMBERS: Mapping[str, Callable[[Fields, Transformer, int], dict[str, Any]]] = {
 def table() -> Mapping[str, Any]:
     """All of model_types.toml: beside the rows, the keys of every type that have ``no_effect``, those of which the
     engine has some values ``only``, ``text_models``, the types of models that read pictures too, and windows."""
-    found: dict[str, Any] = tomllib.loads(files("zerosim.models").joinpath("model_types.toml").read_text("utf-8"))
-    return found
+    return facts(__package__, "model_types")
 
 
 @cache
@@ -298,7 +293,7 @@ def model_types() -> Mapping[str, ModelType]:
 
 def _runs(name: str) -> Runs:
     row = _row(table()["runs"], name)
-    return Runs(_left_out(row["keys"]), NUMBERS[name], row["only"], table()["names"][row["names"]])
+    return Runs(_left_out(row["keys"]), NUMBERS[name], row["only"])
 
 
 def _row(rows: Fields, name: str) -> dict[str, Any]:

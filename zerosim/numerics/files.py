@@ -1,11 +1,13 @@
-"""Files that are whole or not there, and what JSON holds: nothing twice, and all in its form."""
+"""Files that are whole or not there, what JSON holds: nothing twice, and all in its form; and tables beside code."""
 
 import errno
 import json
 import os
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from importlib.resources import files
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -16,6 +18,11 @@ UNFINISHED = ".unfinished"
 MOST_LEVELS = 100
 # The way in which bytes reach an open file: its own, or in some context one that fails (`ranks.faults`).
 WRITER: ContextVar[Callable[[Any, memoryview], int]] = ContextVar("WRITER", default=lambda file, part: file.write(part))
+
+
+def facts(package: str | None, name: str) -> dict[str, Any]:
+    """The tables of facts in a package's TOML file of this name, each with its source and date."""
+    return tomllib.loads(files(package or "").joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def json_of(text: str) -> Any:

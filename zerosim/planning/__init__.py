@@ -65,6 +65,6 @@ if TYPE_CHECKING:
     from zerosim.planning.recording import Recording, record
     from zerosim.planning.runtimes import RUNTIMES, AccountRow, account
     from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_parameters, model_shape
-    from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay
+    from zerosim.planning.timeline import Machine, Slow, Timeline, replay
 
 __getattr__, __dir__ = face(__name__)

@@ -130,8 +130,23 @@ class Job:
 
     @property
     def gathers(self) -> tuple[int, ...]:
-        """The times that each unit's sharded parameters are gathered in one micro-batch."""
-        return gathers_by_unit(len(self.unit_lengths), self.recompute_units, self.kept_gathered, self.tied)
+        """The times that each unit's sharded parameters are gathered in one micro-batch.
+
+        >>> [Job((1,) * 5, 1, STAGES[3], recompute_units=k).gathers for k in (None, 1, 2)]
+        [(2, 2, 2, 2, 2), (2, 2, 2, 2, 2), (3, 2, 3, 2, 2)]
+        >>> [Job((1,) * 3, 1, STAGES[3], kept_gathered=kept, tied=((2, 0),)).gathers for kept in ((), (0,))]
+        [(4, 2, 2), (1, 2, 2)]
+
+        Once forward, once backward, and once more for each unit that is run again to find the input of the next
+        one in its segment: all but the segment's last, which is run again inside its own backward gather. A unit of
+        tied weights is gathered at its users' passes too; one that stays gathered, once.
+        """
+        count, segment = len(self.unit_lengths), self.recompute_units or 1
+        uses = [2 + (unit % segment < segment - 1 and unit < count - 1) for unit in range(count)]
+        tied_uses = [(owner, uses[user]) for user, owner in self.tied]
+        for owner, times in tied_uses:
+            uses[owner] += times
+        return tuple(1 if unit in self.kept_gathered else times for unit, times in enumerate(uses))
 
     @property
     def parameter_is_master(self) -> bool:
@@ -186,30 +201,6 @@ def resting_nbytes(job: Job) -> list[dict[str, int]]:
                  "optimizer_state": job.slots * policy.state_dtype.itemsize}
     nbytes = {kind: each * job.held(job.states.cuts(kind)) for kind, each in itemsizes.items()}
     return [{kind: n for kind, n in nbytes.items() if n} for _ in range(job.ranks)]
-
-
-def gathers_by_unit(unit_count: int, recompute_units: int | None = None, kept_gathered: Iterable[int] = (),
-                    tied: Iterable[tuple[int, int]] = ()) -> tuple[int, ...]:
-    """The times that each unit's sharded parameters are gathered in one micro-batch.
-
-    >>> gathers_by_unit(5), gathers_by_unit(5, 1), gathers_by_unit(5, 2)
-    ((2, 2, 2, 2, 2), (2, 2, 2, 2, 2), (3, 2, 3, 2, 2))
-    >>> gathers_by_unit(3, tied=[(2, 0)]), gathers_by_unit(3, kept_gathered=[0], tied=[(2, 0)])
-    ((4, 2, 2), (1, 2, 2))
-
-    Once forward, once backward, and once more for each unit that is run again to find the input of the next
-    one in its segment: all but the segment's last, which is run again inside its own backward gather. A unit of
-    tied weights is gathered at its users' passes too; one that stays gathered, once.
-    Raises ValueError for fewer than one unit, or segments of fewer than one.
-    """
-    count = checked_count("unit_count", unit_count, 1)
-    segment = checked_count("recompute_units", 1 if recompute_units is None else recompute_units, 1)
-    uses = [2 + (unit % segment < segment - 1 and unit < count - 1) for unit in range(count)]
-    tied_uses = [(owner, uses[user]) for user, owner in tied]
-    for owner, times in tied_uses:
-        uses[owner] += times
-    kept = set(kept_gathered)
-    return tuple(1 if unit in kept else times for unit, times in enumerate(uses))
 
 
 def sent_nbytes(job: Job) -> dict[str, list[int]]:
@@ -381,7 +372,9 @@ def _moves_of_update(job: Job, slots: int) -> Iterator[Move]:
     """Scans, reads and writes of the update, where the optimizer's state rests, and parameters that it has made."""
     places, policy, states = job.options.offload, job.policy, job.states
     computes = DEVICE if places.optimizer == DEVICE else HOST
-    valid, held = updated_elements(job), job.held(states.optimizer_sharded)
+    valid = sum(job.unit_lengths) if not states.optimizer_sharded else sum(
+        min(length, cut[1]) for length, cut in zip(job.unit_lengths, job.unit_cuts, strict=True))  # without padding
+    held = job.held(states.optimizer_sharded)
     passes, writes = (3, 2) if job.normed_tensors else (1, 1)  # those of whole tensors' norms write moments alone once
     gradient, parameter = job.reduced_dtype.itemsize, policy.compute_dtype.itemsize
     is_master, padding = job.parameter_is_master, held - valid  # files are written whole
@@ -404,10 +397,3 @@ def _moves_to_compute(job: Job) -> Iterator[Move]:
     yield place, DEVICE, sum(n * length for n, length in zip(times, own, strict=True)) * itemsize
     if states.gathers_after_update:
         yield from ((place, DEVICE, job.held(True) * itemsize), (DEVICE, place, job.held(False) * itemsize))
-
-
-def updated_elements(job: Job) -> int:
-    """Elements that the first rank's optimizer updates: padding is not among them."""
-    if not job.states.optimizer_sharded:
-        return sum(job.unit_lengths)
-    return sum(min(length, cut[1]) for length, cut in zip(job.unit_lengths, job.unit_cuts, strict=True))

@@ -45,7 +45,6 @@ from zerosim.planning.conventions import (
     Convention,
     convention_of,
     is_cut_anywhere,
-    normed_tensors,
     per_parameter_nbytes,
     states_nbytes,
 )
@@ -64,7 +63,7 @@ from zerosim.planning.hardware import (
     positive,
 )
 from zerosim.planning.plan_row import ZEROSIM, PlanRow, missing_nbytes
-from zerosim.planning.runtimes import DEEPSPEED, FSDP2, MEGATRON_CORE, RUNTIMES, AccountRow, account
+from zerosim.planning.runtimes import DEEPSPEED, FSDP2, MEGATRON_CORE, RECOMPUTED, RUNTIMES, AccountRow, account
 from zerosim.planning.shapes import ModelShape
 from zerosim.planning.step_activations import Place, fullest_nbytes
 from zerosim.planning.step_arithmetic import Pieces, of_micro_batch, products_alone
@@ -84,7 +83,6 @@ DEFAULT_TOKENS = 4096
 # What `Offload` places by one name, and the kinds of state that it is.
 STATE_KINDS = {"parameters": ("parameter",), "gradients": ("gradient",),
                "optimizer": ("master", "gradient_copy", "optimizer_state")}
-KEPT = ("none", "selective", "block")  # the policies of recomputation that PyTorch programs have
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +201,7 @@ class PlanConfig:
         """Raises ValueError for an unknown runtime, and for what only others have."""
         if self.runtime not in RUNTIMES:
             raise unknown_name(f"no runtime is called {self.runtime!r}", self.runtime, RUNTIMES)
-        if not self.is_engine and (other := [policy for policy in self.recompute if policy not in KEPT]):
+        if not self.is_engine and (other := [policy for policy in self.recompute if policy not in RECOMPUTED]):
             raise ValueError(f"recompute={other[0]!r} is no policy of {self.runtime}'s programs; take some of none, "
                              "selective, and block, which is every block, full elsewhere; or runtime='zerosim'")
         options = self.options
@@ -374,7 +372,7 @@ class PlanConfig:
                    micro_batches=self.micro_batches, recompute_units=Recompute.parse(policy).units_per_segment,
                    kept_gathered=tuple(sorted(root | {owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
-                   normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
+                   normed_tensors=len(model.tensors) if "tensor_norm" in self.optimizer.needs else 0,
                    options=self.options if self.has_units else replace(self.options, overlap=False, prefetch=0))
 
     def of_trained(self, job: Job) -> Job:

@@ -14,22 +14,17 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from zerosim.numerics.checks import checked_count, did_you_mean
+from zerosim.numerics.files import facts
 from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
 from zerosim.optim.promises import Stateful, state_nbytes
 from zerosim.planning.closed_forms import ShardedStates
 from zerosim.planning.cuts import padded_unit_lengths
-from zerosim.planning.facts import facts
 from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.call import tensor_cut
 
 cut_of = lru_cache(maxsize=16)(tensor_cut)  # a plan asks for that of one model again and again
 ADAM = Adam()  # two fp32 tensors beside the weights, m and v: Kingma & Ba 2015, algorithm 1
-
-
-def normed_tensors(optimizer: Stateful, tensors: int) -> int:
-    """Of so many tensors those whose own norms the optimizer reads: all, or none."""
-    return tensors if "tensor_norm" in optimizer.needs else 0
 
 
 def per_parameter_nbytes(optimizer: Stateful, fp32_itemsize: int = 4) -> int:
@@ -112,7 +107,7 @@ class Convention:
 
 
 CONVENTIONS: Mapping[str, Convention] = {name: Convention(name, **row)
-                                        for name, row in facts("conventions").items()}
+                                        for name, row in facts(__package__, "conventions").items()}
 
 
 def convention_of(convention: str | Convention | Policy) -> Convention:
@@ -140,7 +135,7 @@ def convention_of(convention: str | Convention | Policy) -> Convention:
 
 def states_nbytes(model: ModelShape, ranks: int, states: ShardedStates,
                   convention: str | Convention | Policy = "zero-paper", *, optimizer: Stateful = ADAM,
-                  layout: str = "per_unit", nodes: int = 1) -> dict[str, int]:
+                  nodes: int = 1) -> dict[str, int]:
     """Bytes of model states on a rank, by kind, padding included; empty kinds are left out.
 
     >>> from zerosim.planning.closed_forms import STAGES
@@ -149,13 +144,13 @@ def states_nbytes(model: ModelShape, ranks: int, states: ShardedStates,
     {'parameter': 14000000000, 'gradient': 1750000000, 'master': 3500000000, 'optimizer_state': 7000000000}
 
     All ranks hold the same where the optimizer's state may be cut anywhere. Else ranks own whole tensors, nothing is
-    padded, `layout` does not count, and it is the rank that holds most. On several `nodes` each has all states.
-    Raises ValueError for fewer than one rank, for an unknown convention or layout, and for whole tensors on nodes.
+    padded, and it is the rank that holds most. On several `nodes` each has all states.
+    Raises ValueError for fewer than one rank, for an unknown convention, and for whole tensors on nodes.
     """
     named = convention_of(convention)
     count = checked_count("ranks", ranks, 1)
     if is_cut_anywhere(optimizer):
-        total = sum(padded_unit_lengths(model.unit_lengths, count, layout))
+        total = sum(padded_unit_lengths(model.unit_lengths, count))
         whole, share = (state_nbytes(optimizer, (n,), named.state_itemsize) for n in (total, total // count * nodes))
         shares = [(total // count * nodes, share)]
     elif nodes > 1:

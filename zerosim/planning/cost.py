@@ -34,18 +34,9 @@ from zerosim.planning.hardware import Link, Network
 # bytes per second, whatever N is. A barrier carries nothing and has none.
 BUS_FACTORS: Mapping[str, Callable[[int], Fraction]] = {
     "all_reduce": lambda ranks: Fraction(2 * (ranks - 1), ranks),
-    "reduce_scatter": lambda ranks: Fraction(ranks - 1, ranks),
-    "all_gather": lambda ranks: Fraction(ranks - 1, ranks),
-    "all_to_all": lambda ranks: Fraction(ranks - 1, ranks),
-    "gather": lambda ranks: Fraction(ranks - 1, ranks),
-    "broadcast": lambda ranks: Fraction(1),
-    "reduce": lambda ranks: Fraction(1),
+    **dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "gather"), lambda ranks: Fraction(ranks - 1, ranks)),
+    **dict.fromkeys(("broadcast", "reduce"), lambda ranks: Fraction(1)),
 }
-
-
-def algorithm_bytes_per_second(nbytes: int, seconds: float) -> float | None:
-    """n/t; None where it takes no time."""
-    return nbytes / seconds if seconds else None
 
 
 def bus_bytes_per_second(collective: str, ranks: int, nbytes: int, seconds: float) -> float | None:
@@ -79,14 +70,9 @@ class Cost:
     transfer_seconds: float
 
     @property
-    def steps(self) -> int:
-        """Steps of the longest chain."""
-        return self.sent.steps
-
-    @property
     def algorithm_bytes_per_second(self) -> float | None:
-        """The algorithm bandwidth of nccl-tests; None where it takes no time."""
-        return algorithm_bytes_per_second(self.nbytes, self.seconds)
+        """n/t, the algorithm bandwidth of nccl-tests; None where it takes no time."""
+        return self.nbytes / self.seconds if self.seconds else None
 
     @property
     def bus_bytes_per_second(self) -> float | None:
@@ -100,7 +86,7 @@ def cost(collective: str, algorithm: str, cut: Cut, itemsize: int, network: Netw
     >>> from zerosim.planning import ceil_cut
     >>> from zerosim.planning.hardware import link
     >>> ring = cost("all_reduce", "ring", ceil_cut(7_000_000_000, 8), 2, Network(link("nvlink4")))
-    >>> ring.steps, set(ring.sent.nbytes), round(ring.transfer_seconds, 4), round(ring.latency_seconds * 1e6, 1)
+    >>> ring.sent.steps, set(ring.sent.nbytes), round(ring.transfer_seconds, 4), round(ring.latency_seconds * 1e6, 1)
     (14, {24500000000}, 0.0544, 47.6)
 
     Raises ValueError as `collectives.sent` does, and for vectors of 2^62 bytes or more.

@@ -52,18 +52,6 @@ def padded_unit_lengths(unit_lengths: Sequence[int], ranks: int, layout: str = "
     return (*lengths[:-1], lengths[-1] + -sum(lengths) % ranks)
 
 
-def region_cuts(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit") -> list[Cut]:
-    """The cuts of the stretches that are reduced or gathered in one call when no unit needs one of its own.
-
-    One for each unit under `per_unit`; a single one, the whole vector, under `contiguous`.
-    Raises ValueError as `padded_unit_lengths` does.
-    """
-    padded = padded_unit_lengths(unit_lengths, ranks, layout)
-    lengths = padded if layout == "per_unit" else [sum(padded)]
-    by_length = {length: ceil_cut(length, ranks) for length in set(lengths)}  # most of a thousand units are equal
-    return [by_length[length] for length in lengths]
-
-
 def unit_cuts(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit") -> list[Cut]:
     """For each unit, padding included, the cut of its elements among the ranks; counted from the unit's start.
 
@@ -72,11 +60,12 @@ def unit_cuts(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit")
 
     Raises ValueError as `padded_unit_lengths` does.
     """
-    regions = region_cuts(unit_lengths, ranks, layout)
+    padded = padded_unit_lengths(unit_lengths, ranks, layout)
     if layout == "per_unit":
-        return regions
-    starts = accumulate(padded_unit_lengths(unit_lengths, ranks, layout), initial=0)
-    return [clip(regions[0], low, high) for low, high in pairwise(starts)]
+        by_length = {length: ceil_cut(length, ranks) for length in set(padded)}  # most of a thousand units are equal
+        return [by_length[length] for length in padded]
+    whole = ceil_cut(sum(padded), ranks)
+    return [clip(whole, low, high) for low, high in pairwise(accumulate(padded, initial=0))]
 
 
 def checked_unit_lengths(unit_lengths: Sequence[int]) -> tuple[int, ...]:

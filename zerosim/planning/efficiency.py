@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
 from zerosim.numerics.checks import unknown_name
+from zerosim.numerics.files import facts
 from zerosim.planning import nccl
-from zerosim.planning.facts import facts
 from zerosim.planning.hardware import Device, Network
 from zerosim.planning.shapes import ModelShape, UnitShape
 from zerosim.planning.step_activations import Place
@@ -45,7 +45,7 @@ SELECTIVE = "selective"    # torchtitan's list: every second product is made aga
 @lru_cache(maxsize=1)
 def constants() -> Mapping[str, Any]:
     """The tables of efficiency.toml."""
-    return facts("efficiency")
+    return facts(__package__, "efficiency")
 
 
 class Product(NamedTuple):

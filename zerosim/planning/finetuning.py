@@ -15,7 +15,7 @@ from fnmatch import filter as filter_names
 from fractions import Fraction
 from typing import ClassVar
 
-from zerosim.numerics.checks import checked_count, did_you_mean
+from zerosim.numerics.checks import checked_count, unknown_name
 from zerosim.optim.base import Cut
 from zerosim.planning.closed_forms import Job
 from zerosim.planning.efficiency import products
@@ -64,8 +64,7 @@ def quantized(model: ModelShape, stored: str = "nf4") -> ModelShape:
     Raises ValueError for a name that is none of STORED.
     """
     if stored not in STORED:
-        raise ValueError(f"weights stored as {stored!r} were asked for; take one of {', '.join(STORED)}"
-                         f"{did_you_mean(stored, STORED)}")
+        raise unknown_name(f"weights stored as {stored!r} were asked for", stored, STORED, "take one of")
     return _changed(model, lambda tensor: (tensor._replace(frozen=True, bits=STORED[stored](tensor.shape))
                                            if _is_matrix(tensor) else tensor,))
 

@@ -7,6 +7,7 @@ import datetime
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from fractions import Fraction
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zerosim.numerics.checks import checked_count, count_fields, did_you_mean, is_number
+from zerosim.numerics.files import facts
 from zerosim.numerics.places import FROM_DISK, TO_DISK
 from zerosim.numerics.units import counted
-from zerosim.planning.facts import facts
 
 if TYPE_CHECKING:
     from zerosim.ranks.faults import FaultPlan
@@ -216,64 +217,23 @@ class Network:
                 np.where(crosses, np.where(here, leaving[start], entering[end]), 1))
 
 
-def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None,
-               cards_per_rank: float = 1) -> Network:
-    """The network of N ranks, spread evenly over so many nodes, each with its network cards.
-
-    Raises ValueError for counts below one, for ranks that the nodes do not divide, for several nodes without a link
-    between them, and for one node with such a link.
-    """
-    ranks, nodes = checked_count("ranks", ranks, 1), checked_count("nodes", nodes, 1)
-    if ranks % nodes:
-        raise ValueError(f"{counted(ranks, 'rank')} cannot be spread evenly over {nodes} nodes; take as many on each")
-    if nodes == 1:
-        if between is not None:
-            raise ValueError(f"one node has no link between nodes, found between={between.name!r}; take more nodes, "
-                             "or leave it out")
-        return Network(inside)
-    if between is None:
-        raise ValueError(f"{nodes} nodes need a link between them; name one, such as infiniband-ndr")
-    return Network(inside, between, ranks // nodes, cards_per_rank)
-
-
 # -- a machine, and what of it is slow --------------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
-class SlowRank:
-    """A straggler: from an instant on, all that the rank computes takes ``factor`` times as long; 1 for any other rank.
-    """
+class Slow:
+    """A straggler: all that the rank computes, or every message on its link ``to`` another rank, takes ``factor`` times
+    as long."""
 
     rank: int
     factor: float
-    from_seconds: float = 0.0
+    to: int | None = None
 
     def __post_init__(self) -> None:
-        checked_count("rank", self.rank, 0)
-        where = f"the slow rank {self.rank}"
-        positive(where, "factor", self.factor)
-        positive(where, "from_seconds", self.from_seconds, or_zero=True)
+        count_fields(self, rank=0, **{"to": 0} if self.to is not None else {})
+        positive(f"the slow {self}", "factor", self.factor)
 
-    def after(self, clock: Any, work: Any) -> Any:
-        """The clock when so much nominal work is done that is begun at ``clock``; scalars, or arrays, elementwise."""
-        if self.factor == 1:
-            return clock + work
-        left = self.from_seconds - clock
-        fast = np.clip(left, 0, work) if isinstance(work, np.ndarray) else min(max(left, 0), work)
-        return (clock + fast) + self.factor * (work - fast)
-
-
-@dataclass(frozen=True, slots=True)
-class SlowLink:
-    """A link, one way, on which every message takes ``factor`` times as long."""
-
-    source: int
-    destination: int
-    factor: float
-
-    def __post_init__(self) -> None:
-        for key in ("source", "destination"):
-            checked_count(key, getattr(self, key), 0)
-        positive(f"the slow link from {self.source} to {self.destination}", "factor", self.factor)
+    def __str__(self) -> str:
+        return f"rank {self.rank}" if self.to is None else f"link from {self.rank} to {self.to}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,28 +254,23 @@ class Machine:
     network: Network
     format: str = "bf16"
     efficiency: float = 1.0
-    slow_ranks: Sequence[SlowRank] = ()
-    slow_links: Sequence[SlowLink] = ()
+    slow: Sequence[Slow] = ()
     host_link: Link | None = None
     disk_link: Link | None = None
 
     def slowed_by(self, plan: "FaultPlan") -> "Machine":
         """This machine with the slow ranks and links of a plan of faults too."""
-        slow = [fault for fault in plan.faults if fault.kind == "slow"]
-        return replace(
-            self, slow_ranks=[*self.slow_ranks, *(SlowRank(one.rank, one.factor) for one in slow if one.to is None)],
-            slow_links=[*self.slow_links, *(SlowLink(one.rank, one.to, one.factor) for one in slow
-                                            if one.to is not None)])
+        return replace(self, slow=[*self.slow, *(Slow(fault.rank, fault.factor, fault.to) for fault in plan.faults
+                                                 if fault.kind == "slow")])
 
     def __post_init__(self) -> None:
         self.device.flops_per_second_in(self.format)
         if positive("the machine", "efficiency", self.efficiency) > 1:
             raise ValueError(f"the machine: efficiency must be a share of the peak, above 0 and at most 1, got "
                              f"{self.efficiency!r}")
-        for kind in ("slow_ranks", "slow_links"):
-            object.__setattr__(self, kind, tuple(getattr(self, kind)))
-        _check_once("rank", [slow.rank for slow in self.slow_ranks])
-        _check_once("link", [(slow.source, slow.destination) for slow in self.slow_links])
+        object.__setattr__(self, "slow", tuple(self.slow))
+        if twice := [name for name, count in Counter(map(str, self.slow)).items() if count > 1]:
+            raise ValueError(f"the {twice[0]} is slow twice; give it one factor")
 
     @property
     def peak_flops_per_second(self) -> float:
@@ -332,9 +287,9 @@ class Machine:
                              f"as {name}=link(\"{example}\")")
         return found
 
-    def pace(self, rank: int) -> SlowRank:
-        """The pace of a rank: its own where it is slow, or nominal."""
-        return next((slow for slow in self.slow_ranks if slow.rank == rank), SlowRank(rank, 1.0))
+    def pace(self, rank: int) -> float:
+        """Seconds that a rank takes for a nominal one of arithmetic: its factor where it is slow, or 1."""
+        return next((slow.factor for slow in self.slow if slow.rank == rank and slow.to is None), 1.0)
 
     def compute_seconds(self, flops: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """Nominal seconds of arithmetic that reads and writes so many bytes, (n,), by the roofline."""
@@ -351,25 +306,16 @@ class Machine:
             crosses = self.network.crosses(sources, destinations)
             cards, messages = (1, 1) if group is None else self.network.sharing(sources, destinations, group)
             seconds = np.where(crosses, self.network.between.seconds(nbytes * messages / cards), seconds)
-        for slow in self.slow_links:
-            seconds[(sources == slow.source) & (destinations == slow.destination)] *= slow.factor
+        for slow in self.slow:
+            if slow.to is not None:
+                seconds[(sources == slow.rank) & (destinations == slow.to)] *= slow.factor
         return seconds
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ValueError for slow ranks and links that a run of N ranks does not have."""
-        for slow in self.slow_ranks:
-            if slow.rank >= ranks:
-                raise ValueError(f"rank {slow.rank} is to be slow, but the run has {ranks} ranks, numbered from 0")
-        for link in self.slow_links:
-            if max(link.source, link.destination) >= ranks:
-                raise ValueError(f"the link from {link.source} to {link.destination} is to be slow, but the run has "
-                                 f"{ranks} ranks, numbered from 0")
-
-
-def _check_once(what: str, found: list[Any]) -> None:
-    for one in found:
-        if found.count(one) > 1:
-            raise ValueError(f"the {what} {one} is slow twice; give it one factor")
+        for slow in self.slow:
+            if max(slow.rank, slow.to or 0) >= ranks:
+                raise ValueError(f"the {slow} is to be slow, but the run has {ranks} ranks, numbered from 0")
 
 
 # -- by name ----------------------------------------------------------------------------------------------------------
@@ -415,11 +361,12 @@ class Hardware:
 
     def network(self, ranks: int, link: str, nodes: int = 1, between: str | None = None,
                 device: str | None = None) -> Network:
-        """The network of N ranks by the names of its links.
+        """The network of N ranks, spread evenly over so many nodes, by the names of its links.
 
         Where nodes are several and `between` is None, it is the ``device``'s own, or `BETWEEN` without a device; the
-        network cards are as many as the device's machines have. Raises ValueError as `link` does, as `network_of`, and
-        for a device that does not say what lies between its nodes.
+        network cards are as many as the device's machines have. Raises ValueError as `link` does, for counts below one,
+        for ranks that the nodes do not divide, for one node with a link between nodes, and for a device that does not
+        say what lies between its nodes.
         """
         own = None if device is None else self.device(device)
         if between is None and nodes != 1:
@@ -427,8 +374,17 @@ class Hardware:
             if between is None:
                 raise ValueError(f"the device {device} does not say by which link its nodes are connected; name one, "
                                  "as between=infiniband-hdr or between=ethernet-10g")
-        return network_of(ranks, nodes, self.link(link), None if between is None else self.link(between),
-                          1 if own is None else own.cards_per_device)
+        inside, outside = self.link(link), None if between is None else self.link(between)
+        ranks, nodes = checked_count("ranks", ranks, 1), checked_count("nodes", nodes, 1)
+        if ranks % nodes:
+            raise ValueError(f"{counted(ranks, 'rank')} cannot be spread evenly over {nodes} nodes; take as many on "
+                             "each")
+        if nodes > 1:
+            return Network(inside, outside, ranks // nodes, 1 if own is None else own.cards_per_device)
+        if outside is not None:
+            raise ValueError(f"one node has no link between nodes, found between={outside.name!r}; take more nodes, "
+                             "or leave it out")
+        return Network(inside)
 
     def host_link(self, device: str, name: str | None = None) -> Link:
         """The link between a device and its host, its own unless another is named; pcie is of its generation.
@@ -451,7 +407,7 @@ class Hardware:
 @lru_cache(maxsize=1)
 def presets() -> Hardware:
     """The devices and links that come along, each number with its source."""
-    return parse(facts("hardware"), "hardware.toml")
+    return parse(facts(__package__, "hardware"), "hardware.toml")
 
 
 def read(path: str | Path | None) -> Hardware:
@@ -561,7 +517,7 @@ class Overhead:
 
 
 # Estimates, each for one device of a platform; a plan names those that it adds, and replaces them by measured ones.
-ROWS_OF_OVERHEADS = facts("overheads")
+ROWS_OF_OVERHEADS = facts(__package__, "overheads")
 OVERHEADS_OF: Mapping[str, Mapping[str, Overhead]] = {platform: {
     name: Overhead(**row) for name, row in {**ROWS_OF_OVERHEADS["cuda"], **rows}.items()}
     for platform, rows in ROWS_OF_OVERHEADS.items()}

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerosim.numerics.checks import checked_count, unknown_name
-from zerosim.planning.facts import facts
+from zerosim.numerics.files import facts
 from zerosim.planning.hardware import Link, Network
 
-CONSTANTS: Mapping[str, Any] = facts("nccl")
+CONSTANTS: Mapping[str, Any] = facts(__package__, "nccl")
 GENERAL, KINDS, PROTOCOLS = CONSTANTS["general"], CONSTANTS["kind"], CONSTANTS["protocol"]
 # How often the whole vector goes over a link of a large ring; an all-to-all makes no ring.
 RING_TIMES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}

@@ -21,12 +21,13 @@ from zerosim.numerics.units import count_of, counted, nbytes_of
 from zerosim.optim.base import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES
-from zerosim.planning.configuration import KEPT, MARGIN, MOST_RANKS, NODE, Plan, PlanConfig
+from zerosim.planning.configuration import MARGIN, MOST_RANKS, NODE, Plan, PlanConfig
 from zerosim.planning.conventions import ADAM, Convention
 from zerosim.planning.finetuning import ADAM_8BIT, EightBit, frozen
 from zerosim.planning.finetuning import lora as with_adapters
 from zerosim.planning.hardware import DISK_LINK, presets, read
 from zerosim.planning.plan_row import ZEROSIM
+from zerosim.planning.runtimes import RECOMPUTED
 from zerosim.planning.shapes import ModelShape, model_of_config, model_of_parameters, model_shape
 from zerosim.ranks.mesh import Mesh
 
@@ -261,10 +262,11 @@ def _policies(asked: Several, attention: str, runtime: str, model: ModelShape) -
         raise ValueError(f"attention={attention!r} is of zerosim's own engine, and this is a plan of {runtime}, whose "
                          "attention is fused; leave it out, or take runtime='zerosim'")
     if isinstance(asked, str) and asked == "all":
-        return EVERY_POLICY if engine else KEPT
+        return EVERY_POLICY if engine else RECOMPUTED
     if isinstance(asked, str) and asked == "usual":
         experts = model.transformer is not None and model.transformer.experts is not None
-        asked = KEPT if attention == UNFUSED or (runtime in ("fsdp2", "deepspeed") and not experts) else KEPT[::2]
+        selective = attention == UNFUSED or (runtime in ("fsdp2", "deepspeed") and not experts)
+        asked = RECOMPUTED if selective else RECOMPUTED[::2]
     try:
         texts = asked.split(",") if isinstance(asked, str) else [str(text) for text in asked]  # type: ignore[union-attr]
     except TypeError:

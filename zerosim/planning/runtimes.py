@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from zerosim.models.transformer import Transformer
-from zerosim.numerics.checks import FP32, checked_count, did_you_mean
+from zerosim.numerics.checks import FP32, checked_count, did_you_mean, unknown_name
 from zerosim.numerics.places import DEVICE, HOST
 from zerosim.optim.promises import Stateful, state_nbytes
 from zerosim.planning.closed_forms import Job
@@ -40,7 +40,7 @@ from zerosim.planning.saved_tensors import (
 from zerosim.planning.shapes import ModelShape, TensorShape
 
 RUNTIMES = FSDP2, DEEPSPEED, MEGATRON_CORE, ZEROSIM = ("fsdp2", "deepspeed", "megatron", "zerosim")
-RECOMPUTED = NONE, SELECTIVE, BLOCK = ("none", "selective", "block")
+RECOMPUTED = NONE, SELECTIVE, BLOCK = ("none", "selective", "block")  # policies of recomputation
 HALVES = ("attention", "feed_forward")
 
 BY_FSDP2 = "PyTorch 2.13, torch/distributed/fsdp/_fully_shard (2026)"
@@ -78,15 +78,14 @@ def total_nbytes(rows: Iterable[AccountRow], place: str = DEVICE) -> int:
 
 
 def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: int, recompute: str,
-            optimizer: Stateful, compiled: bool = False, loss_chunks: int = 1, synchronized: bool = True,
+            optimizer: Stateful, compiled: bool = False, loss_chunks: int = 1,
             platform: str = "cuda") -> tuple[AccountRow, ...]:
     """The rows of a rank's fullest moment, each above 0.
 
     ``recompute`` is "none", "block", with all blocks checkpointed, or "selective", by torchtitan's list of operators
     (Megatron's is of attention alone, which a fused kernel does anyway). ``compiled`` blocks, by torch.compile, make
     again what they can. ``loss_chunks`` parts of the tokens have their logits one after the other. Of several
-    micro-batches gradients are reduced each time, or, not ``synchronized``, add up whole on each rank, in fp32.
-    What the program takes for itself is of the device's ``platform``.
+    micro-batches gradients are reduced each time. What the program takes for itself is of the device's ``platform``.
     Without the sizes of a decoder, activations and logits are no rows.
     Raises ValueError for a runtime or a recomputation that there is not, counts below one, and for stages that a
     runtime lacks.
@@ -96,8 +95,7 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
             ", and what zerosim's own engine holds its plan counts" if runtime == ZEROSIM else
             did_you_mean(runtime, MOMENTS)))
     if recompute not in RECOMPUTED:
-        raise ValueError(f"recompute={recompute!r} is none that {runtime} has; there are {', '.join(RECOMPUTED)}"
-                         f"{did_you_mean(recompute, RECOMPUTED)}")
+        raise unknown_name(f"recompute={recompute!r} is none that {runtime} has", recompute, RECOMPUTED, "there are")
     ddp = runtime == FSDP2 and not job.states.gradients_sharded
     if runtime == MEGATRON_CORE and job.states.gradients_sharded:
         raise ValueError("megatron shards the optimizer's state and no gradients or parameters, and stage 2 or 3 was "
@@ -108,8 +106,7 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
                   FP32.itemsize if ddp else itemsize, keeper)
     cut = job.states.parameters_sharded
     multiple = {FSDP2: int(ddp), DEEPSPEED: job.shards if cut else 1, MEGATRON_CORE: 64}[runtime]
-    step = StepSizes(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), synchronized,
-                     multiple)
+    step = StepSizes(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), multiple)
     holds = _ddp if ddp else MOMENTS[runtime]
     fullest = max((list(holds(step, moment)) for moment in step.moments()), key=total_nbytes)
     return tuple(row for row in (*fullest, *_overheads(step, platform)) if row.nbytes)
@@ -148,7 +145,6 @@ class StepSizes:
     recompute: str
     optimizer: Stateful
     loss_chunks: int
-    synchronized: bool
     multiple: int = 0  # of elements that a tensor is padded to; 0: of rows, as many as FSDP2's shards
 
     @property
@@ -367,15 +363,12 @@ def _activations(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
 def _fsdp2(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """All-gathers end in a buffer and are copied out; reduce-scatters read a buffer that is held until the next one."""
     shards, each, fp32 = step.job.shards, step.run.itemsize, FP32.itemsize
-    offload, again = step.job.options.offload, step.job.micro_batches > 1
-    stays = not step.job.states.parameters_sharded
-    whole = again and not step.synchronized
-    sums = step.elements if again else at.done + at.reduced
+    offload, stays = step.job.options.offload, not step.job.states.parameters_sharded
+    sums = step.elements if step.job.micro_batches > 1 else at.done + at.reduced
     shard = step.whole_nbytes(fp32) // shards
     yield AccountRow("parameters", "shards, trained ones in fp32", shard, BY_FSDP2, offload.parameters)
     yield AccountRow("optimizer", "state of the shards", step.optimizer_nbytes(True), BY_OPTIMIZER, offload.optimizer)
-    yield AccountRow("gradients", "shards in fp32", 0 if whole else sums // shards * fp32, BY_FSDP2, offload.gradients)
-    yield AccountRow("gradients", "sums of micro-batches, whole, in fp32", whole * step.elements * fp32, BY_FSDP2)
+    yield AccountRow("gradients", "shards in fp32", sums // shards * fp32, BY_FSDP2, offload.gradients)
     yield AccountRow("gradients", "of blocks that go back, and the root's", at.begun * each, BY_FSDP2)
     yield AccountRow("gathered", "parameters of blocks", at.left if stays else at.here, BY_FSDP2)
     yield AccountRow("gathered", "parameters of the root", at.root, BY_FSDP2)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from zerosim.models.transformer import Transformer
-from zerosim.planning.facts import facts
+from zerosim.numerics.files import facts
 from zerosim.planning.shapes import TensorShape
 
 EAGER, COMPILED, MEGATRON = KEEPERS = ("eager", "compiled", "megatron")
@@ -104,7 +104,7 @@ class Saved:
 @cache
 def table() -> Mapping[str, tuple[Saved, ...]]:
     """The tensors of each kind of layer, by its name."""
-    read = facts("saved_tensors")["layers"]
+    read = facts(__package__, "saved_tensors")["layers"]
     return {layer: tuple(Saved(layer, name, row["width"], row["format"], tuple(row.get("by", KEEPERS)),
                                row.get("weight", "")) for name, row in rows.items()) for layer, rows in read.items()}
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from zerosim.models.model_types import CONFIG, names_config, read_fields, text_model, transformer_of_fields
 from zerosim.models.transformer import Experts, Transformer, pad_vocabulary
 from zerosim.numerics.checks import checked_count, did_you_mean
-from zerosim.planning.facts import facts
+from zerosim.numerics.files import facts
 
 MOST_LAYERS = 100_000
 Counted = TypeVar("Counted")
@@ -293,7 +293,7 @@ class _Presets(Mapping[str, Transformer]):
 
     @cached_property
     def _fields(self) -> Mapping[str, Mapping[str, Any]]:
-        rows = facts("models")["models"]
+        rows = facts(__package__, "models")["models"]
         return {name: row["common"] | own for row in rows for name, own in row["of"].items()}
 
     def __getitem__(self, name: str) -> Transformer:

@@ -84,10 +84,6 @@ class TransientMemory:
         """The fullest moment of a step of so many sequences a micro-batch."""
         return max(self.snapshots, key=lambda snapshot: snapshot.nbytes(batch))
 
-    def fullest_nbytes(self, batch: int) -> int:
-        """Everything that comes and goes, at that moment."""
-        return self.fullest(batch).nbytes(batch)
-
 
 @lru_cache(maxsize=512)
 def transient_memory(job: Job, flow: Flow | None = None) -> TransientMemory:
@@ -131,7 +127,7 @@ def _levels(flow: Flow) -> dict[Place, int]:
     """Bytes of activations, their gradients and tokens of one sequence, at the fullest moment of each place."""
     found: dict[Place, int] = {START: 2 * TOKEN_NBYTES * flow.block.tokens}
     last = flow.blocks + 1
-    for snapshot in snapshots(flow.block, flow.blocks, flow.vocabulary, flow.policy, between=True):
+    for snapshot in snapshots(flow.block, flow.blocks, flow.vocabulary, flow.policy):
         phase = "loss" if snapshot.step == "loss" else snapshot.phase
         ends = snapshot.step == BETWEEN and phase != "accumulated"  # what is between two computations rests from there
         place = (f"{phase} end" if ends else phase, snapshot.unit)

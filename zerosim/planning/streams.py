@@ -38,7 +38,7 @@ import numpy as np
 
 from zerosim.numerics.places import DIRECTIONS
 from zerosim.planning.collectives import CollectiveShape, checked_shape, levels
-from zerosim.planning.hardware import Machine, SlowRank
+from zerosim.planning.hardware import Machine
 from zerosim.planning.recording import (
     COLLECTIVE,
     COMPUTE,
@@ -191,7 +191,7 @@ class Lane:
     rank: int
     points: Sequence[Point]
     work: Sequence[float]
-    pace: SlowRank
+    pace: float
     reached: list[float] = field(default_factory=list)
     resumed: list[float] = field(default_factory=list)
     part_at: list[StreamPart] = field(default_factory=list)
@@ -226,8 +226,7 @@ class Lane:
         """The program's clock after so much nominal arithmetic, with no point left before it."""
         passed = len(self.resumed)
         since, left = (self.resumed[-1], work - self.work[passed - 1]) if passed else (0.0, work)
-        clock: float = self.pace.after(since, left)
-        return clock
+        return since + self.pace * left
 
 
 # -- all ranks --------------------------------------------------------------------------------------------------------

@@ -20,18 +20,20 @@ Legend: N ranks, R rows of a rank's program.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from zerosim.numerics.places import DIRECTIONS
-from zerosim.planning.hardware import Machine, SlowLink, SlowRank
+from zerosim.planning.hardware import Machine, Slow
 from zerosim.planning.recording import COMPUTE, HELD, Recording
 from zerosim.planning.streams import COMMUNICATION, COMPUTATION, Lane, StreamPart, Streams
 from zerosim.shown import SavedTimeline
 
-__all__ = ["COMMUNICATION", "COMPUTATION", "Lane", "Machine", "MemoryCurve", "SlowLink", "SlowRank",
-           "Timeline", "TimelineEvent", "Usage", "critical_path", "memory", "replay"]
+__all__ = ["COMMUNICATION", "COMPUTATION", "Lane", "Machine", "MemoryCurve", "Slow", "Timeline",
+           "TimelineEvent", "Usage", "critical_path", "memory", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class TimelineEvent:
@@ -151,7 +153,7 @@ class Timeline(SavedTimeline):
         lane, work = self.lanes[rank], self._works[self.recording.program_of_rank[rank]]
         passed = np.searchsorted([row for row, _, _ in lane.points], np.arange(len(work)))  # points before each row
         since, base = (np.array([0, *seconds])[passed] for seconds in (lane.resumed, lane.work))
-        clocks: np.ndarray = lane.pace.after(since, work - base)
+        clocks: np.ndarray = since + lane.pace * (work - base)
         return clocks
 
     def events(self, rank: int) -> list[TimelineEvent]:
@@ -251,16 +253,11 @@ def _arithmetic(timeline: Timeline, lane: Lane, passed: int, start: float, end: 
         return
     low = lane.points[passed - 1][0] if passed else 0
     high = lane.points[passed][0] if passed < len(lane.points) else None
-    latest: TimelineEvent | None = None
-    stretch_end = end
-    for event in reversed(timeline.computed(lane.rank, low, high)):
-        if latest is not None and event.path != latest.path:
-            yield TimelineEvent(lane.rank, COMPUTATION, "compute", latest.path, event.end_seconds, stretch_end,
-                                from_rank=lane.rank)
-            stretch_end = event.end_seconds
-        latest = event
-    assert latest is not None, "a clock moves by arithmetic"
-    yield TimelineEvent(lane.rank, COMPUTATION, "compute", latest.path, start, stretch_end, from_rank=lane.rank)
+    computed = timeline.computed(lane.rank, low, high)
+    stretches = [(path, [*same]) for path, same in groupby(computed, attrgetter("path"))]
+    for path, same in reversed(stretches):
+        yield TimelineEvent(lane.rank, COMPUTATION, "compute", path, same[0].start_seconds, same[-1].end_seconds,
+                            from_rank=lane.rank)
 
 
 # -- memory: what a rank holds over time, by kind, in H changes -------------------------------------------------------

@@ -15,7 +15,7 @@ from zerosim.planning.activations import Block
 from zerosim.planning.closed_forms import STAGES, Job
 from zerosim.planning.collectives import Sent, sent
 from zerosim.planning.conventions import Convention, convention_of, estimate_nbytes, states_nbytes
-from zerosim.planning.cost import BUS_FACTORS, algorithm_bytes_per_second, bus_bytes_per_second, cost
+from zerosim.planning.cost import BUS_FACTORS, bus_bytes_per_second, cost
 from zerosim.planning.cuts import ceil_cut
 from zerosim.planning.finetuning import STORED, lora
 from zerosim.planning.flops import (
@@ -322,8 +322,7 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "sent vectors": lambda ranks, **of: max(sent_evenly(ranks=ranks, **of).nbytes) / (ELEMENTS_PER_RANK * ranks),
     "transfer milliseconds": transfer_milliseconds,
     "bus factor": lambda collective, ranks: float(BUS_FACTORS[collective](ranks)),
-    "algorithm GB/s": lambda nbytes, microseconds: gigabytes_per_second(
-        algorithm_bytes_per_second(nbytes, microseconds * 1e-6)),
+    "algorithm GB/s": lambda nbytes, microseconds: gigabytes_per_second(nbytes / (microseconds * 1e-6)),
     "bus GB/s": lambda collective, ranks, nbytes, microseconds: gigabytes_per_second(
         bus_bytes_per_second(collective, ranks, nbytes, microseconds * 1e-6)),
 }
