@@ -10,6 +10,7 @@ between two neighboring numbers of a format.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -499,11 +500,8 @@ def last_that(holds: Callable[[float], bool], *, up_to: float) -> float:
 
     Found by bisection over the bits, whose order is that of the positive numbers: 63 questions at most.
     """
-    low, high = 0, int(np.float64(up_to).view(np.int64))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(_from_bits(middle)) else (low, middle)
-    return _from_bits(low)
+    numbers = range(int(np.float64(up_to).view(np.int64)))
+    return _from_bits(bisect_left(numbers, True, key=lambda bits: not holds(_from_bits(bits))) - 1)
 
 
 def _from_bits(bits: int) -> float:

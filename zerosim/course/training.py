@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-WARMUP = 20  # steps in which the learning rate rises
+WARMUP = 20  # steps in which the learning rate rises, and then it stays
 MOST_RANKS = 1024
 FP8 = "fp8"  # matrix products of 8-bit operands, as an experiment
 
@@ -174,12 +174,11 @@ class Options:
         return self._model
 
     def build_optimizer(self) -> Optimizer:
-        """The optimizer by its name in any case."""
-        return optimizer_named(self.optimizer, self.lr)
-
-    def schedule(self) -> Callable[[int], float]:
-        """The factor of the learning rate, by step: it rises, and stays."""
-        return Warmup(WARMUP)
+        """The optimizer by its class's name in any case, at the rate asked for or its own; ValueError lists them."""
+        name = str(self.optimizer).lower()
+        if name not in OPTIMIZERS:
+            raise unknown_name(f"no optimizer is called {self.optimizer!r}", name, sorted(OPTIMIZERS))
+        return OPTIMIZERS[name] if self.lr is None else OPTIMIZERS[name].with_lr(self.lr)
 
     def policy(self) -> Policy:
         """The precision policy: fp16 is scaled dynamically by default. Skipped steps are no error: they are counted."""
@@ -215,7 +214,7 @@ class Options:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
                 "clip_norm": self.clip_norm, "groups": other_groups(self.build_optimizer(), model),
-                "schedule": self.schedule(), "gather": self.gather, "seed": self.seed} | self.step_options.arguments()
+                "schedule": Warmup(WARMUP), "gather": self.gather, "seed": self.seed} | self.step_options.arguments()
 
 
 # -- optimizers by name, each with a learning rate that suits a small GPT ----------------------------------------------
@@ -228,15 +227,6 @@ OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType({type(one).__name__.lower
     optim.Momentum(lr=0.1), optim.Muon(lr=0.05), optim.RMSprop(lr=0.0005), optim.SGD(lr=0.2), optim.Shampoo(lr=0.1),
     optim.SOAP(lr=0.01))})
 OTHER_OPTIMIZER = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
-
-
-def optimizer_named(name: str, lr: float | None = None) -> Optimizer:
-    """An optimizer of the package by its class's name in any case, and its rate above or another; ValueError lists
-    them."""
-    found = OPTIMIZERS.get(str(name).lower())
-    if found is None:
-        raise unknown_name(f"no optimizer is called {name!r}", str(name).lower(), sorted(OPTIMIZERS))
-    return found if lr is None else found.with_lr(lr)
 
 
 def is_of_matrices(optimizer: Optimizer) -> bool:
