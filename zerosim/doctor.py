@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from zerosim import __version__
 from zerosim.connect import LAUNCHERS, installed_program
 from zerosim.display.views import TextLine, View, marked_table
 from zerosim.ranks import Cluster, Rank
+from zerosim.ranks.workers import cores
 from zerosim.shown import Answer
 
 PACKAGES = ("numpy", "ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "threadpoolctl")
@@ -117,7 +117,7 @@ def examine() -> Doctor:
     """Looks at everything; takes a second, or more where MPI or CuPy is installed."""
     own = Version("python", platform.python_version()), Version("zerosim", __version__)
     backend, threads = in_process()
-    return Doctor((*own, *map(version_of, PACKAGES)), platform.platform(), sys.executable, usable_cores(),
+    return Doctor((*own, *map(version_of, PACKAGES)), platform.platform(), sys.executable, cores(),
                   tuple(blas_libraries()), threads, (backend, mpi(), cuda()))  # fmt: skip
 
 
@@ -144,13 +144,6 @@ def version_of(package: str) -> Version:
         return Version(package, importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
         return Version(package, None)
-
-
-def usable_cores() -> int:
-    """The cores that this process may use, which in a container are often fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def blas_libraries() -> list[Blas]:
@@ -206,7 +199,8 @@ def failure_of(words: Sequence[str], expected: str) -> str | None:
     if done is None:
         return f"did not end within {PROBE_SECONDS:g} seconds"
     if done.returncode:
-        return f"failed: {error_line(done.stderr) or f'exit code {done.returncode}'}"
+        line = last_line if "Traceback" in done.stderr else first_line  # in which a program says its error
+        return f"failed: {line(done.stderr) or f'exit code {done.returncode}'}"
     found = " ".join(done.stdout.split())
     return None if found == expected else f"printed {found!r} instead of {expected!r}"
 
@@ -263,11 +257,6 @@ def first_line(text: str) -> str:
     printable = ("".join(character if character.isprintable() else " " for character in line)
                  for line in text.splitlines() if any(map(str.isalnum, line)))
     return next((" ".join(line.split()) for line in printable), "")
-
-
-def error_line(text: str) -> str:
-    """The line in which a program says its error: the last line of a traceback, the first line of anything else."""
-    return last_line(text) if "Traceback" in text else first_line(text)
 
 
 def last_line(text: str) -> str:

@@ -10,10 +10,8 @@ Legend: N ranks, P = 4 weights w1 ... w4, in the order of the flat vector.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
@@ -23,14 +21,15 @@ from zerosim.course.patches import Patch
 from zerosim.course.worked_example import OPTIMIZERS, Example, Sample, exact
 from zerosim.display.views import TextLine, View, marked_table, parts
 from zerosim.numerics.policy import Policy
+from zerosim.planning.facts import facts
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Answer
 
 LAYERS = (slice(0, 2), slice(2, 4))  # of the flat vector
 NONE = "none"
-MISTAKES: Mapping[str, Mapping[str, str]] = MappingProxyType(tomllib.loads(  # what each is, in words, and its patch
-    files(__package__).joinpath("mistakes.toml").read_text("utf-8")))
+# What each is, in words, and its patch.
+MISTAKES: Mapping[str, Mapping[str, str]] = MappingProxyType(facts("mistakes", __package__))
 NUMBERS = ("gradient", "m", "v", "master", "weights")  # that a step shows
 
 

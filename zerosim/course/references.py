@@ -7,10 +7,10 @@ The rows stand in ``references.toml``. What is cited begins with the first autho
 
 import re
 import sys
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+
+from zerosim.planning.facts import facts
 
 NAMES = re.compile(r"(?P<names>\w[^\d;]*?)\s+(?P<year>(?:19|20)\d\d)\b")
 
@@ -50,8 +50,8 @@ class Reference:
 @cache
 def references() -> tuple[Reference, ...]:
     """All of them, in the order of the page: papers by their authors, then documentation, code and lessons."""
-    text = files(__package__).joinpath("references.toml").read_text("utf-8")
-    return tuple(Reference(**{**row, "cited": tuple(row.get("cited", ()))}) for row in tomllib.loads(text)["reference"])
+    rows = facts("references", "zerosim.course")["reference"]
+    return tuple(Reference(**{**row, "cited": tuple(row.get("cited", ()))}) for row in rows)
 
 
 def cited_by(citation: str) -> tuple[Reference, ...]:

@@ -146,12 +146,6 @@ class Options:
         return self.sequence or self.build().config.context
 
     @property
-    def data_options(self) -> dict[str, int]:
-        """The options by which a step finds its micro-batches in a text, whichever rank takes them."""
-        return {"seed": self.seed, "micro-batches of a step": self.ranks * self.micro_batches, "batch": self.batch,
-                "sequence": self.tokens}
-
-    @property
     def tokens_per_step(self) -> int:
         """Tokens of all ranks and micro-batches."""
         return self.ranks * self.micro_batches * self.batch * self.tokens
@@ -201,14 +195,6 @@ class Options:
                              f"their own, learn nothing; take {FP8!r}, an experiment in which the operands of matrix "
                              "products alone are of 8 bits")
         return name
-
-    @property
-    def formats(self) -> str:
-        """The formats in words."""
-        if self.compute == FP8:
-            return ("an experiment: bf16 with matrix products of fp8 operands (e4m3, gradients e5m2, a scale for each "
-                    "tensor)")
-        return self.compute
 
     def engine_settings(self, model: Decoder) -> dict[str, Any]:
         """The arguments of an engine beside rank, model and optimizer."""
@@ -436,7 +422,10 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
     engine = _engine(rank, options, model)
     if weights is not None:
         engine.load_weights(weights)
-    data = {**options.data_options, "text": sha256(corpus.tokens.tobytes()).hexdigest()[:16]}
+    # By these a step finds its micro-batches in a text, whichever rank takes them.
+    data = {"seed": options.seed, "micro-batches of a step": options.ranks * options.micro_batches,
+            "batch": options.batch, "sequence": options.tokens,
+            "text": sha256(corpus.tokens.tobytes()).hexdigest()[:16]}
     resumed_from, differences = _resume(engine, options, checkpoints, data)
     rank.trace.steps_begun = resumed_from or 0
     if resumed_from is not None and on_resume is not None and rank.index == 0:
@@ -634,19 +623,18 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
 def _headline(options: Options) -> str:
     """Parameters, ranks, stage, formats and optimizer, in words."""
     model, optimizer = options.build(), options.build_optimizer()
-    config = model.config
+    config, formats = model.config, options.compute
+    if formats == FP8:
+        formats = ("an experiment: bf16 with matrix products of fp8 operands (e4m3, gradients e5m2, a scale for each "
+                   "tensor)")
     updated = f"{options.optimizer.lower()} (lr {options.learning_rate:g}"
+    mesh, zeropp = options.step_options.mesh, options.step_options.zeropp
+    nodes = f" ({mesh}, {f'with {zeropp}' if zeropp else 'sharded inside nodes'})" if mesh else ""
     if is_of_matrices(optimizer):
         updated += f"; vectors and embeddings by {OTHER_OPTIMIZER}"
     return (f"{model.parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
-            f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{_on_nodes(options)}, layout "
-            f"{options.layout_name}, {options.formats}, {updated})")
-
-
-def _on_nodes(options: Options) -> str:
-    mesh, zeropp = options.step_options.mesh, options.step_options.zeropp
-    sharing = f"with {zeropp}" if zeropp else "sharded inside nodes"
-    return f" ({mesh}, {sharing})" if mesh else ""
+            f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{nodes}, layout "
+            f"{options.layout_name}, {formats}, {updated})")
 
 
 def require_learned(found: Trained) -> None:

@@ -6,7 +6,7 @@ note. It is made once and rendered by ``render_html.as_html`` and ``render_text.
 ``report`` that of a recorded run. What draws, and what is drawn, is imported only when something is displayed.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from zerosim.display.views import View
 
@@ -16,22 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["View", "html", "text", "view"]
 
 
-@runtime_checkable
-class HasView(Protocol):
-    """Anything that makes its view itself: what stands above this floor need not be known here."""
-
-    def view(self) -> View:
-        """The view."""
-        ...
-
-
 def view(thing: Any) -> View:
     """The view of a thing: its own, as the course's answers have, or that of the nearest of its classes; of a view,
     itself."""
     if isinstance(thing, View):
         return thing
-    if isinstance(thing, HasView):
-        return thing.view()
+    if hasattr(thing, "view"):  # what stands above this floor need not be known here
+        own: View = thing.view()
+        return own
     from zerosim.display.objects import VIEWS
 
     return next(VIEWS[kind] for kind in type(thing).__mro__ if kind in VIEWS)(thing)

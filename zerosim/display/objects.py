@@ -27,7 +27,6 @@ from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
 from zerosim.planning.configuration import Plan
 from zerosim.planning.questions import OverRanks
-from zerosim.ranks.call import Call
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step, Steps
 from zerosim.ranks.memory import Memories, Memory
@@ -194,7 +193,6 @@ def engine_view(engine: Engine) -> View:
     return View("Engine", f" of rank {rank.index} of {rank.size}", (facts, held, *strips))
 
 
-
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 PARTS: Mapping[str, str] = MappingProxyType({
@@ -247,19 +245,14 @@ def step_view(step: Step) -> View:
 
 
 def _moved(step: Step) -> Table:
+    group = range(len(step.ranks)) if step.call is None else step.call.group  # the ranks in the whole cluster
     rows: tuple[tuple[str, ...], ...] = tuple((
-        str(hop.step), str(group_rank(step.call, hop.source)), str(group_rank(step.call, hop.destination)),
+        str(hop.step), str(group[hop.source]), str(group[hop.destination]),
         ", ".join(f"c{chunk}" for chunk in hop.chunks) or "all of it", f"{hop.nbytes:,}") for hop in step.hops)
     if step.hop is not None:
         rows = tuple((*row, values_text(step.values)) for row in rows)
     columns = (">hop", ">from rank", ">to rank", "chunks", ">bytes", "values that arrived")
     return Table("What moved", columns[:len(rows[0]) if rows else 5], rows)
-
-
-def group_rank(call: Call | None, index: int) -> int:
-    """The rank in the whole cluster of a member of the call's group."""
-    return index if call is None else call.group[index]
-
 
 
 def values_text(array: np.ndarray | None) -> str:

@@ -4,17 +4,16 @@ One exhibit is open at a time in a process, and only the thread that has opened 
 """
 
 import threading
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Self
 
 from zerosim.course.museum.runs import Setting
 from zerosim.course.patches import Patch
+from zerosim.planning.facts import facts
 
 _OPEN = threading.Lock()
 
@@ -63,6 +62,5 @@ class Exhibit:
 @cache
 def exhibits() -> Mapping[str, Exhibit]:
     """All of them by name, in the order of the museum."""
-    rows = tomllib.loads(files(__package__).joinpath("exhibits.toml").read_text("utf-8"))
     return MappingProxyType({name: Exhibit(name, patches=[Patch(**lines) for lines in row.pop("patch")], **row)
-                             for name, row in rows.items()})
+                             for name, row in facts("exhibits", __package__).items()})

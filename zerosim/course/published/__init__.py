@@ -4,13 +4,13 @@
 beside this one, by subject; a number that does not close says why.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
+
+from zerosim.planning.facts import facts
 
 SUBJECTS = ("states", "activations", "shapes", "flops", "collectives")
 
@@ -75,6 +75,5 @@ def published(*subjects: str) -> tuple[Published, ...]:
 
 @cache
 def _rows_of(subject: str) -> tuple[Published, ...]:
-    text = files(__package__).joinpath(f"{subject}.toml").read_text("utf-8")
     return tuple(Published(subject=subject, **{**row, "inputs": MappingProxyType(row["inputs"])})
-                 for row in tomllib.loads(text)["row"])
+                 for row in facts(subject, __package__)["row"])

@@ -4,15 +4,14 @@ Legend: N ranks, n elements. Every byte is that of one rank, and of the rank tha
 other, on the longest chain.
 """
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 from zerosim.course.puzzles.expected import Array
 from zerosim.course.puzzles.score import Hole, Measures
 from zerosim.planning.collectives import Sent
+from zerosim.planning.facts import facts
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import Traces
 
@@ -146,8 +145,7 @@ class Puzzle:
 def read_puzzle(name: str, case: Callable[[int, int], Case], sizes: Mapping[int, tuple[int, ...]] = SIZES,
                 audit_length: int = 1 << 18) -> Puzzle:
     """The puzzle that these cases judge; its words stand beside them in ``tasks/NAME.toml``."""
-    text = files("zerosim.course.puzzles.tasks").joinpath(f"{name}.toml").read_text("utf-8")
-    return Puzzle(name, case, sizes, audit_length, **tomllib.loads(text))
+    return Puzzle(name, case, sizes, audit_length, **facts(name, "zerosim.course.puzzles.tasks"))
 
 
 def held_copy(rank: Rank, x: Array, kind: str = "input", name: str = "") -> Array:
