@@ -47,18 +47,13 @@ def check_answer(puzzle: Puzzle, answer: Answer) -> Score:
 
 def _attempts(puzzle: Puzzle, answer: Answer) -> Iterator[Measured]:
     """The measurements of each case, and whatever else an answer must stand before and after them."""
+    few = [puzzle.case(SILENCED_RANKS, length) for length in puzzle.sizes[SILENCED_RANKS]]
     for number, case in enumerate(puzzle.cases()):
         yield attempt(puzzle, case, answer)
         if number == 0:
-            _try_silenced(puzzle, answer)
+            refuse_unheard(few[-1].where, lambda: [attempt(puzzle, one, answer, silenced=True) for one in few])
     _try_other_worlds(puzzle, answer)
     _audit(puzzle, answer)
-
-
-def _try_silenced(puzzle: Puzzle, answer: Answer) -> None:
-    """Refuses an answer that is right in every case of three ranks although all messages arrive as NaN."""
-    cases = [puzzle.case(SILENCED_RANKS, length) for length in puzzle.sizes[SILENCED_RANKS]]
-    refuse_unheard(cases[-1].where, lambda: [attempt(puzzle, case, answer, silenced=True) for case in cases])
 
 
 def _right(puzzle: Puzzle, rows: list[Measured]) -> str:

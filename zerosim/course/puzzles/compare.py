@@ -22,7 +22,8 @@ def wrong_result(case: Case, found: Sequence[Any], names: Sequence[str]) -> tupl
             return rank, "returned a list that contains itself"
         text = _difference(value, case.expected[rank], bounds[rank], names)
         if text:
-            known = next((what for what, results in case.mistakes.items() if _is(found, results, bounds)), None)
+            known = next((what for what, results in case.mistakes.items() if all(  # every rank returned what it returns
+                _difference(*of_rank, ()) is None for of_rank in zip(found, results, bounds, strict=True))), None)
             return rank, f"{known or 'returned what is wrong'}: {text}"
     return None
 
@@ -33,11 +34,6 @@ def _holds_itself(value: Any) -> bool:
     except RecursionError:
         return True
     return False
-
-
-def _is(found: Sequence[Any], results: Sequence[Any], bounds: Sequence[Any]) -> bool:
-    """True when every rank returned what this mistake returns, and that is wrong here."""
-    return all(_difference(*of_rank, ()) is None for of_rank in zip(found, results, bounds, strict=True))
 
 
 def _structure(value: Any) -> Any:
