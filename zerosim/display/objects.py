@@ -10,18 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.display import style
 from zerosim.display.plan_table import ALL, COLUMNS, answers, cells, subject
-from zerosim.display.style import (
-    BLUE,
-    GRAY,
-    GREEN,
-    LIGHT_GREEN,
-    ORANGE,
-    PURPLE,
-    SKY_BLUE,
-    VERMILLION,
-    short,
-)
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
@@ -196,8 +186,8 @@ def engine_view(engine: Engine) -> View:
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 PARTS: Mapping[str, str] = MappingProxyType({
-    "parameters": BLUE, "gradients": VERMILLION, "optimizer": ORANGE, "activations": GREEN, "logits": LIGHT_GREEN,
-    "gathered": SKY_BLUE, "buckets": PURPLE, "overhead": GRAY})
+    "parameters": style.BLUE, "gradients": style.VERMILLION, "optimizer": style.ORANGE, "activations": style.GREEN,
+    "logits": style.LIGHT_GREEN, "gathered": style.SKY_BLUE, "buckets": style.PURPLE, "overhead": style.GRAY})
 
 
 def plan_view(plan: Plan) -> View:
@@ -265,7 +255,7 @@ def values_text(array: np.ndarray | None) -> str:
         return "nothing"
     if is_poisoned(array):
         return "not written yet"
-    shown = " ".join(short(value) for value in array.reshape(-1)[:MOST_VALUES].astype(object).tolist())
+    shown = " ".join(style.short(value) for value in array.reshape(-1)[:MOST_VALUES].astype(object).tolist())
     return shown + (f" … ({array.size:,})" if array.size > MOST_VALUES else "")
 
 
