@@ -121,7 +121,7 @@ class Blocks:
 
 
 @cache
-def run_of_blocks(count: int, policy: str, *, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
+def blocks(count: int, policy: str, *, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
     """Forward and backward of n blocks of a GPT in 16 bit, whose vocabulary is next to nothing."""
     cluster, kept = run_blocks(Block(batch, tokens, channels, heads), count, 2, policy)
     held = [row for row in cluster.trace[0].rows if isinstance(row, Held) and row.kind in KEPT]
@@ -130,9 +130,12 @@ def run_of_blocks(count: int, policy: str, *, batch: int, tokens: int, channels:
                   cluster.memory[0].peak_nbytes_of(KEPT), flops_of_passes(cluster))
 
 
+_run = blocks  # for functions that take a number of blocks by that name, as the rows do
+
+
 def of_a_block(policy: str, **block: Any) -> Blocks:
     """The difference that one block more makes to two, of each."""
-    two, three = (run_of_blocks(count, policy, **block) for count in (2, 3))
+    two, three = (blocks(count, policy, **block) for count in (2, 3))
     return Blocks(*(getattr(three, name) - getattr(two, name) for name in Blocks.__slots__))
 
 
@@ -144,14 +147,14 @@ def kept(blocks: int, parameters: int = 0, **block: Any) -> float:
 
 def largest_in_blocks(batch: int, tokens: int, channels: int, heads: int) -> float:
     """The largest array that a block keeps, in BLd elements."""
-    found = run_of_blocks(2, "none", batch=batch, tokens=tokens, channels=channels, heads=heads)
+    found = blocks(2, "none", batch=batch, tokens=tokens, channels=channels, heads=heads)
     return found.largest_nbytes / (2 * batch * tokens * channels)
 
 
 def best_segment(blocks: int, **block: Any) -> int:
     """The number of blocks to a segment with which n blocks hold least; of powers of two."""
     return min((1 << power for power in range(blocks.bit_length())),
-               key=lambda k: run_of_blocks(blocks, f"segment({k})", **block).peak_nbytes)
+               key=lambda k: _run(blocks, f"segment({k})", **block).peak_nbytes)
 
 
 def scores_again(**block: Any) -> float:
@@ -181,7 +184,7 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "linear": lambda **block: of_a_block("selective", **block).kept_nbytes / 1e6,
     "probabilities": lambda **block: of_a_block("none", **block).probabilities_nbytes / 1e6,
     "probabilities of all": lambda blocks, **block: blocks * of_a_block("none", **block).probabilities_nbytes / 1e9,
-    "quadratic peak": lambda blocks, policy, **block: run_of_blocks(blocks, policy, **block).probabilities_nbytes / 1e9,
+    "quadratic peak": lambda blocks, policy, **block: _run(blocks, policy, **block).probabilities_nbytes / 1e9,
     "largest in BLd": largest_in_blocks,
     "checkpoints": lambda blocks, **block: blocks * of_a_block("block", **block).kept_nbytes / 2**40,
     "best segment": best_segment, "scores": scores_again,
