@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from zerosim import __version__
 from zerosim.connect import LAUNCHERS, installed_program
 from zerosim.display.views import TextLine, View, marked_table
 from zerosim.ranks import Cluster, Rank
+from zerosim.ranks.workers import cores
 from zerosim.shown import Answer
 
 PACKAGES = ("numpy", "ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "threadpoolctl")
@@ -117,7 +117,7 @@ def examine() -> Doctor:
     """Looks at everything; takes a second, or more where MPI or CuPy is installed."""
     own = Version("python", platform.python_version()), Version("zerosim", __version__)
     backend, threads = in_process()
-    return Doctor((*own, *map(version_of, PACKAGES)), platform.platform(), sys.executable, usable_cores(),
+    return Doctor((*own, *map(version_of, PACKAGES)), platform.platform(), sys.executable, cores(),
                   tuple(blas_libraries()), threads, (backend, mpi(), cuda()))  # fmt: skip
 
 
@@ -146,13 +146,6 @@ def version_of(package: str) -> Version:
         return Version(package, None)
 
 
-def usable_cores() -> int:
-    """The cores that this process may use, which in a container are often fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def blas_libraries() -> list[Blas]:
     """The libraries with which NumPy multiplies matrices; one unknown to threadpoolctl as NumPy names it."""
     from threadpoolctl import threadpool_info
@@ -174,11 +167,9 @@ def in_process() -> tuple[BackendRow, int | None]:
     except Exception as error:  # whatever is broken in this installation is what a doctor is asked for
         return BackendRow(name, False, f"an all-reduce on 2 ranks failed: {type(error).__name__}: {error}"), None
     sums, threads = [total for total, _ in results], results[0][1]
-    if sums != [[3.0, 3.0], [3.0, 3.0]]:
-        reason = f"an all-reduce of 1 and 2 on 2 ranks gave {sums} instead of 3 everywhere"
-        return BackendRow(name, False, reason), threads
-    reason = f"an all-reduce of 1 and 2 on 2 ranks gave 3 on both, in {1000 * seconds:.1f} ms"
-    return BackendRow(name, True, reason), threads
+    is_right = sums == [[3.0, 3.0], [3.0, 3.0]]
+    found = f"3 on both, in {1000 * seconds:.1f} ms" if is_right else f"{sums} instead of 3 everywhere"
+    return BackendRow(name, is_right, f"an all-reduce of 1 and 2 on 2 ranks gave {found}"), threads
 
 
 def _all_reduce(rank: Rank) -> tuple[list[float], int | None]:
@@ -194,10 +185,8 @@ def mpi() -> BackendRow:
         started = f"{launcher} is there" if launcher else f"no {' or '.join(LAUNCHERS)} on the PATH"
         return BackendRow("MPI", False, f"{here}; {started}; pip install 'zerosim[mpi]'")
     failed = failure_of([launcher, "-n", "2", sys.executable, "-m", "mpi4py", "-c", MPI_TRIAL], "3.0 3.0")
-    what = "an all-reduce of 1 and 2 on 2 processes"
-    if failed is not None:
-        return BackendRow("MPI", False, f"{what} {failed}; {here}; {launcher}")
-    return BackendRow("MPI", True, f"{what} gave 3 on both; {here}; {launcher}")
+    return BackendRow("MPI", failed is None, "an all-reduce of 1 and 2 on 2 processes "
+                      f"{failed or 'gave 3 on both'}; {here}; {launcher}")
 
 
 def failure_of(words: Sequence[str], expected: str) -> str | None:
@@ -206,7 +195,8 @@ def failure_of(words: Sequence[str], expected: str) -> str | None:
     if done is None:
         return f"did not end within {PROBE_SECONDS:g} seconds"
     if done.returncode:
-        return f"failed: {error_line(done.stderr) or f'exit code {done.returncode}'}"
+        line = last_line if "Traceback" in done.stderr else first_line  # in which a program says its error
+        return f"failed: {line(done.stderr) or f'exit code {done.returncode}'}"
     found = " ".join(done.stdout.split())
     return None if found == expected else f"printed {found!r} instead of {expected!r}"
 
@@ -263,11 +253,6 @@ def first_line(text: str) -> str:
     printable = ("".join(character if character.isprintable() else " " for character in line)
                  for line in text.splitlines() if any(map(str.isalnum, line)))
     return next((" ".join(line.split()) for line in printable), "")
-
-
-def error_line(text: str) -> str:
-    """The line in which a program says its error: the last line of a traceback, the first line of anything else."""
-    return last_line(text) if "Traceback" in text else first_line(text)
 
 
 def last_line(text: str) -> str:

@@ -35,6 +35,7 @@ from zerosim.optim.base import Optimizer
 from zerosim.optim.stepper import Stepper
 from zerosim.ranks.call import checked_cut
 from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.errors import PACKAGE
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.races import RaceError as RaceError  # offered here
 from zerosim.ranks.races import explore as explore
@@ -625,18 +626,16 @@ class _Differentiated:
                                      "after it has returned none; only the first unit may leave its input's out")
             dy, found_here = unit.backward(self.context, _of(unit, self.weights), saved, dy)
             of_unit: Mapping[str, np.ndarray | None] = found_here
-            self._refuse_other_names(unit, of_unit)
+            if wrong := sorted(of_unit.keys() ^ {*unit.shapes, *unit.tied_weights}):
+                raise AssertionError(f"{self.where}: the backward of {unit.name!r} returns gradients by name, one for "
+                                     "each parameter, None for one that was not used; missing or unknown: "
+                                     f"{', '.join(wrong)}")
             for name, gradient in of_unit.items():
                 before = found.get(name)
                 found[name] = gradient if before is None else before if gradient is None else before + gradient
         if dy is None:
             self.arrays.pop("the input", None)  # a first unit's
         return found | {"the input": dy}
-
-    def _refuse_other_names(self, unit: Unit, found: Mapping[str, Any]) -> None:
-        if wrong := sorted(found.keys() ^ {*unit.shapes, *unit.tied_weights}):
-            raise AssertionError(f"{self.where}: the backward of {unit.name!r} returns gradients by name, one for each "
-                                 f"parameter, None for one that was not used; missing or unknown: {', '.join(wrong)}")
 
     def compared(self, name: str, place: int, found: float) -> ComparedGradient:
         """One element beside difference quotients with smaller and smaller steps, until they agree."""
@@ -768,5 +767,4 @@ class _Audit:
 
 
 FRAMES = 8  # of a library's own below the line that asks for an array, at most
-PACKAGE = str(Path(__file__).parent) + os.sep
 LIBRARIES = (str(Path(os.__file__).parent) + os.sep, str(Path(np.__file__).parent) + os.sep, "<")

@@ -17,8 +17,9 @@ from zerosim.course import draw, figures
 def test_every_figure_has_its_name_and_its_own_arguments_and_draws_what_the_figure_draws():
     for name, figure in figures.FIGURES.items():
         named = getattr(zs.draw, name.replace("-", "_"))
-        assert list(inspect.signature(named).parameters) == [*inspect.signature(figure.data).parameters, "dark"]
-        assert inspect.getdoc(figure.data) in named.__doc__
+        assert named is figure
+        assert list(inspect.signature(named).parameters) == [*inspect.signature(figure.make_data).parameters, "dark"]
+        assert inspect.getdoc(figure.make_data) in named.__doc__
     assert zs.draw.ring.data(3, 4, format="fp16") == figures.ring_data(3, 4, "fp16")
     fp16 = figures.spacing_data(["fp16"], update=1e-4)
     assert zs.draw.spacing(["fp16"], update=1e-4).svg() == figures.spacing(fp16).svg()

@@ -116,7 +116,8 @@ def test_every_optimizer_has_a_learning_rate_of_its_own_which_warms_up():
     assert set(training.OPTIMIZERS) == offered - {"optimizer"}
     assert replace(TINY, optimizer="Lion").build_optimizer() == zs.optim.Lion(lr=0.001)
     assert replace(TINY, optimizer="lion", lr=0.25).build_optimizer().lr == 0.25
-    assert [TINY.schedule()(step) for step in (1, 10, 20, 21)] == [0.05, 0.5, 1.0, 1.0]
+    schedule = TINY.engine_settings(TINY.build())["schedule"]
+    assert [schedule(step) for step in (1, 10, 20, 21)] == [0.05, 0.5, 1.0, 1.0]
 
 
 def test_layout_scale_and_groups_are_those_that_suit_the_optimizer_and_the_format_unless_asked_for():

@@ -49,7 +49,7 @@ def difference(one: str, other: str, vision: str) -> float:
 @cache
 def data_of(name: str) -> Any:
     """The data of a committed figure, measured once in all tests."""
-    return figures.FIGURES[name].data()
+    return figures.FIGURES[name].make_data()
 
 
 def texts(drawing: figures.Drawing) -> list[Text]:

@@ -1,6 +1,5 @@
-"""What things show of themselves, in a notebook, in a terminal and as data: their numbers, escaped, in any state."""
+"""What things show of themselves, in a notebook and in a terminal: their numbers, escaped, in any state."""
 
-import json
 import re
 import xml.etree.ElementTree as ET
 from html import unescape
@@ -8,12 +7,13 @@ from html import unescape
 import numpy as np
 import pytest
 from rich.markup import escape
+from rich.text import Text
 
 import zerosim as zs
 from tests.display.browser import Dom
 from tests.support import fresh, printed
 from zerosim.course import lost_updates
-from zerosim.display import data, html, objects, render_html, view, views
+from zerosim.display import html, objects, render_html, view, views
 from zerosim.models import text
 from zerosim.ranks import trace
 from zerosim.zero import layout
@@ -105,32 +105,36 @@ def test_every_view_is_well_formed_asks_nothing_of_anybody_is_read_in_the_dark_a
 
 
 @pytest.mark.parametrize("kind", [*objects.VIEWS, lost_updates.LostUpdates], ids=lambda kind: kind.__name__)
-def test_data_has_every_word_and_cell_that_text_and_html_have_and_no_markup_and_json_can_hold_it(kind, things):
+def test_text_and_html_have_every_word_and_cell_of_the_view_and_no_markup(kind, things):
     def in_one_line(text):
         return re.sub(r"\s+", " ", text).strip()
 
-    parts = json.loads(json.dumps(data(things[kind]), allow_nan=False))["parts"]
     text = in_one_line(printed(things[kind], 400))
     page = in_one_line(unescape(re.sub(r"<[^>]*>", " ", re.sub(r"</?strong>", "", html(things[kind])))))
+    parts = view(things[kind]).parts
     for part in parts:
-        words = [part[name] for name in ("heading", "text", "table", "bars", "strip") if name in part]
-        words += [cell for row in part.get("rows", []) for cell in row] + part.get("columns", [])
-        for word in map(in_one_line, words):
+        words = [getattr(part, name, "") for name in ("title", "text", "caption")]
+        words += [cell for row in getattr(part, "rows", ()) for cell in row]
+        words += [name.removeprefix(views.RIGHT) for name in getattr(part, "columns", ())]
+        is_markup = isinstance(part, views.Heading | views.Rule | views.TextLine) or getattr(part, "marked", False)
+        for word in (in_one_line(Text.from_markup(word).plain if is_markup else word) for word in words):
             assert word in text
             assert word in page
             assert not re.search(r"\[/|\[red\]", word)
-    assert {name for part in parts for name in part} >= {"columns", "rows"}
+    assert any(isinstance(part, views.Table) and part.rows for part in parts)
 
 
-def test_the_data_of_bars_are_exact_bytes_and_those_of_a_strip_its_bounds(cluster, things):
-    (bars,) = (part for part in data(cluster)["parts"] if "bars" in part)
-    assert [sum(held.values()) for held in bars["nbytes"].values()] == cluster.memory.peak_nbytes
-    assert bars["limit_nbytes"] == 10_000
-    (strip,) = (part for part in data(things[zs.Layout])["parts"] if "strip" in part)
-    assert strip["lines"][0]["bounds"][-1] == things[zs.Layout].regions[0].bounds[-1]
-    (bars,) = (part for part in data(things[zs.planning.Plan])["parts"] if "bars" in part)
-    plan = things[zs.planning.Plan]
-    assert [sum(held.values()) for held in bars["nbytes"].values()] == [row.total_nbytes for row in plan.rows]
+def test_bars_have_exact_bytes_and_a_strip_its_bounds(cluster, things):
+    def only(kind, thing):
+        (found,) = (part for part in view(thing).parts if isinstance(part, kind))
+        return found
+
+    bars, plan = only(views.Bars, cluster), things[zs.planning.Plan]
+    assert [sum(held.values()) for _, held in bars.bars] == cluster.memory.peak_nbytes
+    assert bars.limit_nbytes == 10_000
+    strip = only(views.Strip, things[zs.Layout])
+    assert strip.lines[0].bounds[-1] == things[zs.Layout].regions[0].bounds[-1]
+    assert [sum(held.values()) for _, held in only(views.Bars, plan).bars] == [row.total_nbytes for row in plan.rows]
     assert plan.verdict in html(plan)
 
 

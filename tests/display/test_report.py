@@ -39,7 +39,7 @@ def ran(program, *given, ranks=3):
 
 
 def page_of(traces, title="run"):
-    return report.explored_on(recording.record(traces), replayed.MACHINE, title).html
+    return report.explored(recording.record(traces), title).html
 
 
 def page_of_file(path, span=None):
@@ -97,7 +97,7 @@ def test_a_reports_times_are_those_of_the_replay(saved):
 
 def test_what_a_memory_held_is_told_apart_from_the_last_of_several_changes_at_one_instant():
     held = {"parameter": (0, 50, 50, 50), "gradient": (0, 0, 25, 0)}
-    rank = replayed.ReplayedRank(0, (), (), (), (0.0, 2.0, 2.0, 8.0), held, 0.0, 0.0, step_microseconds=10.0)
+    rank = replayed.ReplayedRank((), (), (), (0.0, 2.0, 2.0, 8.0), held, 0.0, 0.0, step_microseconds=10.0)
     assert rank.held(["gradient"]) == ([0, 2, 8, 10], {"gradient": [0, 25, 0, 0]})
     curve = timeline.MemoryCurve(np.zeros(4), {"a": np.array([0, 50, 25, 0]), "b": np.array([0, 0, 25, 0])})
     assert curve.peak_nbytes_by_kind == {"a": 50}

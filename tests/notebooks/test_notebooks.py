@@ -21,7 +21,7 @@ from tests.backends.worlds import mpi_missing
 from tests.cases import THOROUGH, chosen
 from tests.display.seen import data_of, pixels_of, shows_the_same
 from tests.notebooks.cells import Shown, cells, changed, committed, displayed_in, executed, picture_in, printed_in
-from zerosim.course import draw, figures, puzzles
+from zerosim.course import figures, puzzles
 from zerosim.course.puzzles import solutions
 from zerosim.display import drawing
 
@@ -63,11 +63,13 @@ def with_fewer_worlds(text: Path) -> str:
 @contextmanager
 def data_of_figures_measured_once() -> Iterator[None]:
     """What a cell asks of a committed figure's data, without changes, has been or will be measured for its own test."""
-    def data(figure: draw.NamedFigure, *given: Any, **named: Any) -> Any:
-        return figures.FIGURES[figure.name].data(*given, **named) if given or named else data_of(figure.name)
+    measured = figures.Figure.data
+
+    def data(figure: figures.Figure, *given: Any, **named: Any) -> Any:
+        return measured(figure, *given, **named) if given or named else data_of(figure.name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draw.NamedFigure, "data", data)
+        patch.setattr(figures.Figure, "data", data)
         yield
 
 

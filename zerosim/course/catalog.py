@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,30 +54,29 @@ def models() -> Catalog:
 
 def devices(file: str | None = None) -> Catalog:
     """The devices that come along, and those of a TOML ``file``; raises ValueError as `hardware.read` does."""
-    known = hardware.read(file)
-    found = {name: plain(device) | {"also": _short_names(name)} for name, device in known.devices.items()}
-    rows = tuple((name, " ".join(_short_names(name)), f"{one.capacity_nbytes / 1e9:g}",
-                  f"{one.memory_bytes_per_second / 1e9:,.0f}", f"{one.flops_per_second.get('bf16', 0) / 1e12:,.0f}" if
-                  "bf16" in one.flops_per_second else "none", one.link or "", one.host_link or "", one.date)
-                 for name, one in known.devices.items())
-    return Catalog("devices", found, ("device", "also", *(RIGHT + name for name in (
-        "GB", "GB/s", "bf16 TFLOP/s")), "in a node", "to host", "date"), rows, _remarks("device"))
+    def cells(one: hardware.Device) -> tuple[str, ...]:
+        flops = one.flops_per_second.get("bf16")
+        return (f"{one.capacity_nbytes / 1e9:g}", f"{one.memory_bytes_per_second / 1e9:,.0f}",
+                "none" if flops is None else f"{flops / 1e12:,.0f}", one.link or "", one.host_link or "")
+
+    columns = (*(RIGHT + name for name in ("GB", "GB/s", "bf16 TFLOP/s")), "in a node", "to host")
+    return _of_hardware("device", hardware.read(file).devices, columns, cells)
 
 
 def links(file: str | None = None) -> Catalog:
     """The links that come along, and those of a TOML ``file``; raises ValueError as `hardware.read` does."""
-    known = hardware.read(file)
-    found = {name: plain(link) | {"also": _short_names(name)} for name, link in known.links.items()}
-    rows = tuple((name, " ".join(_short_names(name)), f"{one.bytes_per_second / 1e9:g}",
-                  f"{one.latency_seconds * 1e6:g}", one.date) for name, one in known.links.items())
-    return Catalog("links", found, ("link", "also", RIGHT + "GB/s, one way", RIGHT + "latency, µs", "date"), rows,
-                   _remarks("link"))
+    columns = (RIGHT + "GB/s, one way", RIGHT + "latency, µs")
+    return _of_hardware("link", hardware.read(file).links, columns, lambda one: (
+        f"{one.bytes_per_second / 1e9:g}", f"{one.latency_seconds * 1e6:g}"))
 
 
-def _short_names(name: str) -> list[str]:
-    return [short for short, meant in hardware.SHORT_NAMES.items() if meant == name]
-
-
-def _remarks(kind: str) -> tuple[str, ...]:
-    return ("Each number has a source: --json prints it. Your own, as "
-            f"\\[{kind}.NAME] in a TOML file: --hardware FILE, here and in zerosim plan.",)
+def _of_hardware(kind: str, known: Mapping[str, Any], columns: tuple[str, ...],
+                 cells: Callable[[Any], tuple[str, ...]]) -> Catalog:
+    """The rows of hardware's file: a name, the short names that mean it, the cells of these columns, and a date."""
+    also = {name: [short for short, meant in hardware.SHORT_NAMES.items() if meant == name] for name in known}
+    return Catalog(
+        f"{kind}s", {name: plain(one) | {"also": also[name]} for name, one in known.items()},
+        (kind, "also", *columns, "date"),
+        tuple((name, " ".join(also[name]), *cells(one), one.date) for name, one in known.items()),
+        ("Each number has a source: --json prints it. Your own, as "
+         f"\\[{kind}.NAME] in a TOML file: --hardware FILE, here and in zerosim plan.",))

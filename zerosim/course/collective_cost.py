@@ -198,8 +198,11 @@ def _wall_ranks(asked: Cost, network: Network) -> float | None:
 
 
 def _parts(found: CollectiveCost) -> Iterator[Part | str]:
-    for line in _links(found):
-        yield TextLine(line, indent=0)
+    if found.network.between is None:
+        yield TextLine(f"over {_link(found.network.inside)}", indent=0)
+    else:
+        yield TextLine(f"inside each of {found.question.nodes} nodes over {_link(found.network.inside)}", indent=0)
+        yield TextLine(f"between them over {_link(found.network.between)}", indent=0)
     yield from ("", _own_numbers(found.cost), "")
     if found.cost.ranks == 1:
         yield "One rank sends nothing, by any algorithm."
@@ -210,13 +213,6 @@ def _parts(found: CollectiveCost) -> Iterator[Part | str]:
     yield ""
     for link in filter(None, (found.network.inside, found.network.between)):
         yield escape(f"{link.name} ({link.date}): {link.source}.")
-
-
-def _links(found: CollectiveCost) -> list[str]:
-    if found.network.between is None:
-        return [f"over {_link(found.network.inside)}"]
-    return [f"inside each of {found.question.nodes} nodes over {_link(found.network.inside)}",
-            f"between them over {_link(found.network.between)}"]
 
 
 def _link(link: Link) -> str:

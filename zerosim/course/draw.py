@@ -4,96 +4,29 @@ Every figure of `course.figures` has its name here. Called, it measures and draw
 alone.
 """
 
-import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from zerosim.course import figures
+from zerosim.course.figures import FIGURES, is_list
 from zerosim.course.measured import measured_row
 from zerosim.display.drawing import DARK, LIGHT, Drawing
 from zerosim.display.render_text import in_lines
 from zerosim.display.views import RIGHT, Table, View
-from zerosim.numerics.checks import is_count, is_finite_number
-from zerosim.numerics.formats import Format
 from zerosim.numerics.units import counted
 from zerosim.planning.configuration import PlanConfig
 from zerosim.planning.timeline import Machine
 from zerosim.shown import Shown
-from zerosim.zero.placements import Stage
 
-MAY_BE_ZERO = ("stage", "length", "most_run")
-
-
-class NamedFigure:
-    """A figure of `figures.FIGURES`: called with the arguments of its data, and ``dark=True`` for the dark variant, it
-    returns the Drawing. ``data`` returns the data alone."""
-
-    def __init__(self, name: str) -> None:
-        self.name, made = name, figures.FIGURES[name].data
-        self.__doc__ = f"Draws the figure {name!r}, in the dark variant if asked. Its data:\n\n{inspect.getdoc(made)}"
-        dark = inspect.Parameter("dark", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
-        of_data = inspect.signature(made)
-        self.__signature__ = of_data.replace(parameters=[*of_data.parameters.values(), dark],
-                                             return_annotation=Drawing)
-
-    def data(self, *args: Any, **options: Any) -> Any:
-        """The data that the picture shows, measured. Raises ValueError for a value of another kind than the default's,
-        and as the figure itself does; TypeError, by the figure's name, for an argument that it does not have."""
-        made = figures.FIGURES[self.name].data
-        signature = inspect.signature(made)
-        try:
-            given = signature.bind(*args, **options).arguments
-        except TypeError as error:
-            raise TypeError(f"{self._called}: {error}; it has {', '.join(signature.parameters)}") from None
-        for name, value in given.items():
-            self._check(name, value, signature.parameters[name].default)
-        return made(*args, **options)
-
-    @property
-    def _called(self) -> str:
-        """The name that a program calls it by."""
-        return f"zs.draw.{self.name.replace('-', '_')}"
-
-    def _check(self, name: str, value: Any, usual: Any) -> None:
-        """Raises ValueError for a value that is not of the kind of the ``usual`` one, with that as an example."""
-        if usual is None or (name == "stage" and isinstance(value, Stage)):
-            return
-        if isinstance(usual, int):
-            least = 0 if name in MAY_BE_ZERO else 1
-            fits, what = is_count(value) and value >= least, f"a whole number, {least} or more"
-        elif isinstance(usual, float):
-            fits, what = is_finite_number(value), "a finite number"
-        elif isinstance(usual, str):
-            fits, what = isinstance(value, str | Format | np.dtype | type), "a name"
-        elif isinstance(usual, Sequence):
-            fits, what = _is_list(value), "a list with something in it"
-        else:
-            fits = isinstance(value, Mapping if isinstance(usual, Mapping) else type(usual))
-            what = "a mapping of names" if isinstance(usual, Mapping) else f"a {type(usual).__name__}"
-        if not fits:
-            example = f", as {usual!r}" if isinstance(usual, int | float | str) else ""
-            raise ValueError(f"{self._called} was given {name}={value!r}; {name} is {what}{example}")
-
-    def __call__(self, *args: Any, dark: bool = False, **options: Any) -> Drawing:
-        return figures.FIGURES[self.name].draw(self.data(*args, **options), DARK if dark else LIGHT)
-
-
-def _is_list(value: Any) -> bool:
-    """True for a list, a tuple or an array, with something in it, and no text."""
-    return isinstance(value, Collection) and not isinstance(value, str) and len(value) > 0
-
-
-activations, adam_states = NamedFigure("activations"), NamedFigure("adam-states")
-format_losses = NamedFigure("format-losses")
-latency_wall, liveness = NamedFigure("latency-wall"), NamedFigure("liveness")
-loss_scale, lost_updates = NamedFigure("loss-scale"), NamedFigure("lost-updates")
-memory, memory_scaling = NamedFigure("memory"), NamedFigure("memory-scaling")
-mixed_precision, published = NamedFigure("mixed-precision"), NamedFigure("published")
-ring, spacing, stages = NamedFigure("ring"), NamedFigure("spacing"), NamedFigure("stages")
-timeline, traffic = NamedFigure("timeline"), NamedFigure("traffic")
+activations, adam_states = FIGURES["activations"], FIGURES["adam-states"]
+format_losses = FIGURES["format-losses"]
+latency_wall, liveness = FIGURES["latency-wall"], FIGURES["liveness"]
+loss_scale, lost_updates = FIGURES["loss-scale"], FIGURES["lost-updates"]
+memory, memory_scaling = FIGURES["memory"], FIGURES["memory-scaling"]
+mixed_precision, published = FIGURES["mixed-precision"], FIGURES["published"]
+ring, spacing, stages = FIGURES["ring"], FIGURES["spacing"], FIGURES["stages"]
+timeline, traffic = FIGURES["timeline"], FIGURES["traffic"]
 
 
 def timeline_of(what: str, runs: Mapping[str, Any], machine: Machine, *, dark: bool = False) -> Drawing:
@@ -169,7 +102,7 @@ def turn(drawn: Callable[..., Drawing], /, **knobs: Sequence[Any]) -> "Knobs":
     kernel, or without ipywidgets, that picture is what one sees. Raises ValueError for a knob without values, and for
     no knob.
     """
-    empty = [f"{name}={values!r}" for name, values in knobs.items() if not _is_list(values)]
+    empty = [f"{name}={values!r}" for name, values in knobs.items() if not is_list(values)]
     if empty or not knobs:
         what = "nothing" if not knobs else ", ".join(empty)
         raise ValueError(f"asked to turn {what}; give each knob a list of its values, the one to begin with first, "

@@ -4,20 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zerosim.course.explored_runs import (
-    BETWEEN,
-    FORMATS,
-    MESH,
-    MODEL,
-    ONE_NODE,
-    RANKS,
-    SEQUENCES,
-    SLOW,
-    TWO_NODES,
-    RunChunk,
-    StepSetting,
-    chunks_of,
-)
+from zerosim.course import explored_runs as runs
 from zerosim.course.tiny_steps import page_data
 from zerosim.display.explore_page import explored_html, machine_words
 from zerosim.display.run_data import deflated
@@ -39,18 +26,20 @@ def _choice(name: str, label: str, values: Mapping[Any, str] | Sequence[Any], he
             "help": help} | more
 
 
-def axes(numbers: Sequence[int] = RANKS) -> list[dict[str, Any]]:
+def axes(numbers: Sequence[int] = runs.RANKS) -> list[dict[str, Any]]:
     """The settings that one chooses, in the order of `StepSetting`'s fields; ``numbers`` of ranks there are."""
     return [
         _choice("n", "ranks", numbers, "N, the number of ranks: GPUs, say",
                 initial=str(4 if 4 in numbers else numbers[-1])),
-        _choice("nodes", "nodes", {ONE_NODE: "1", TWO_NODES: "2", MESH: "2×2 mesh"},
+        _choice("nodes", "nodes", {runs.ONE_NODE: "1", runs.TWO_NODES: "2", runs.MESH: "2×2 mesh"},
                 "Two nodes of two ranks, with a slow link between them "
-                f"({BETWEEN.bytes_per_second / 1e9:g} GB/s): in one ring, or as a mesh, which shards inside each node",
+                f"({runs.BETWEEN.bytes_per_second / 1e9:g} GB/s): in one ring, or as a mesh, which shards inside each "
+                "node",
                 only=["n", "4"]),
         _choice("stage", "ZeRO stage", list(STAGES), "0: DDP. 1: the optimizer's state is cut among the ranks, 2: "
                 "gradients too, 3: weights too", initial="3"),
-        _choice("format", "format", FORMATS, "Of weights, activations and gradients; masters and moments are fp32"),
+        _choice("format", "format", runs.FORMATS, "Of weights, activations and gradients; masters and moments are "
+                "fp32"),
         _choice("overlap", "overlap", {0: "off", 1: "on"}, "On: a unit's gradients are on their way to be reduced "
                 "while backward computes the next unit. Off: each reduction is waited for at once"),
         _choice("prefetch", "prefetch", {0: "off", 1: "1 unit"}, "1 unit: the next unit's weights are gathered while "
@@ -63,7 +52,7 @@ def axes(numbers: Sequence[int] = RANKS) -> list[dict[str, Any]]:
                 "before the update"),
         _choice("offload", "optimizer", {0: "on device", 1: "on host"}, "Where Adam's moments and masters rest; what "
                 "the host computes takes no time here"),
-        _choice("slow", "last rank", {0: "as fast", 1: "slow"}, f"Slow: it computes {SLOW:g} times as long"),
+        _choice("slow", "last rank", {0: "as fast", 1: "slow"}, f"Slow: it computes {runs.SLOW:g} times as long"),
     ]
 
 
@@ -78,26 +67,27 @@ QUESTIONS = (
 )
 
 
-def page_of(chunks: Sequence[RunChunk]) -> str:
+def page_of(chunks: Sequence[runs.RunChunk]) -> str:
     """The page of these runs."""
-    lead = (f"<p>A small Llama ({Llama(MODEL).parameter_count:,} parameters; {SEQUENCES} sequences of {MODEL.context} "
-            "tokens on each rank and micro-batch) is trained for one step under Adam, and everything that its ranks "
-            "compute, send and hold was recorded: choose a setting, press play, click on what you want to know. "
-            "Bytes are counted in a run; times are its replay on a made-up machine, on which a small model's "
-            "arithmetic and messages take about as long as each other.</p>")
+    lead = (f"<p>A small Llama ({Llama(runs.MODEL).parameter_count:,} parameters; {runs.SEQUENCES} sequences of "
+            f"{runs.MODEL.context} tokens on each rank and micro-batch) is trained for one step under Adam, and "
+            "everything that its ranks compute, send and hold was recorded: choose a setting, press play, click on "
+            "what you want to know. Bytes are counted in a run; times are its replay on a made-up machine, on which a "
+            "small model's arithmetic and messages take about as long as each other.</p>")
     found = {chunk.name: chunk.deflated for chunk in chunks} | {"tiny": deflated(page_data())}
-    numbers, machine = sorted({chunk.ranks for chunk in chunks}), machine_words(StepSetting().machine)
+    numbers, machine = sorted({chunk.ranks for chunk in chunks}), machine_words(runs.StepSetting().machine)
     return explored_html(TITLE, found, machine, lead=lead, after=TINY, axes=axes(numbers),
                          questions=QUESTIONS if 4 in numbers else (), legend=LEGEND)
 
 
-def save_page(path: str | Path, some: Sequence[StepSetting], done: Callable[[int], object] = lambda runs: None) -> Path:
+def save_page(path: str | Path, some: Sequence[runs.StepSetting],
+              done: Callable[[int], object] = lambda count: None) -> Path:
     """Records the settings and writes the page; ``done`` is called with the number of runs of each part that is ready.
 
     Raises ValueError for a path that cannot be written.
     """
     chunks = []
-    for chunk in chunks_of(some):
+    for chunk in runs.chunks_of(some):
         chunks.append(chunk)
         done(chunk.runs)
     return write_or_refuse(Path(path), page_of(chunks).encode(), "write the page")

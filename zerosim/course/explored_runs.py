@@ -131,10 +131,6 @@ class RecordedStep:
     peak_nbytes: list[int]
 
 
-def _engine(rank: Rank, setting: StepSetting) -> Engine:
-    return Engine(rank, Llama(MODEL), Adam(lr=0.01), **setting.options)
-
-
 def _step(rank: Rank, engines: Sequence[Engine], setting: StepSetting) -> None:
     """The rank program: a step on data of the rank's own."""
     tokens = np.random.default_rng(rank.index).integers(
@@ -145,7 +141,7 @@ def _step(rank: Rank, engines: Sequence[Engine], setting: StepSetting) -> None:
 def recorded_step(setting: StepSetting) -> RecordedStep:
     """Trains the Llama for one step; all that rests was allocated before it, when the engines were made."""
     cluster = Cluster(setting.n)
-    engines = list(cluster.run(_engine, setting))
+    engines = list(cluster.run(lambda rank: Engine(rank, Llama(MODEL), Adam(lr=0.01), **setting.options)))
     held = [_resting(of_rank) for of_rank in cluster.trace]
     on_host = [memory.host.now_nbytes_by_kind for memory in cluster.memory]
     for memory in cluster.memory:
@@ -167,14 +163,11 @@ def _resting(of_rank: trace.Trace) -> HeldArrays:
 
 
 def numbered_step(setting: StepSetting) -> list[StepRecorder]:
-    """Trains the worked example for one step, looking at every rank after each part of it."""
-    return list(Cluster(setting.n).run(_numbered, setting))
-
-
-def _numbered(rank: Rank, setting: StepSetting) -> StepRecorder:
-    """The rank program: each micro-batch is the example's sample of that step."""
-    return looked_at_step(*watched_engine(rank, Example(), setting.options), {
-        f"backward {number}": sample_of(rank.index, number) for number in range(1, setting.micro + 1)})
+    """Trains the worked example for one step, each micro-batch the sample of one of its steps, looking at every rank
+    after each part of it."""
+    return list(Cluster(setting.n).run(lambda rank: looked_at_step(
+        *watched_engine(rank, Example(), setting.options),
+        {f"backward {number}": sample_of(rank.index, number) for number in range(1, setting.micro + 1)})))
 
 
 def numbers_data(recorders: Sequence[StepRecorder], pool: Pool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ between two neighboring numbers of a format.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,14 +19,14 @@ from typing import Literal
 
 import numpy as np
 
-from zerosim.display.style import fitted, percent, rough, short, shortest, sum_text
+from zerosim.display.style import fitted, percent, rough, short, shortest
 from zerosim.display.views import Heading, Part, View, marked_table, parts
 from zerosim.numerics import random
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import FORMATS, Format, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to, spacing
-from zerosim.optim import SGD, Adam, Optimizer, UpdateContext
+from zerosim.optim import SGD, Adam, Optimizer, Stepper
 from zerosim.shown import Answer
 
 # The numbers of a popular example: so small an update that its readers are advised to keep their weights in fp32.
@@ -210,7 +211,8 @@ def _why(update: float, half_gap: float, even: bool, result: float) -> Why:
 def _addition(found: LostUpdates) -> Iterator[Part | str]:
     """w + δ in all formats, and why it is lost."""
     question = found.question
-    yield Heading(1, f"One addition: {sum_text(question.weight, question.update)}")
+    yield Heading(1, f"One addition: {short(question.weight)} "
+                     f"{'-' if question.update < 0 else '+'} {short(abs(question.update))}")
     yield marked_table("format", ">w", ">δ", ">half gap", ">w + δ", "w moves by",
                        rows=map(_addition_row, found.additions))
     yield "w and δ as each format stores them. The half gap is that on δ's side of w."
@@ -468,10 +470,9 @@ class Threshold:
 
 def first_update(optimizer: Optimizer, gradient: float) -> float:
     """The optimizer's first update of a weight, in fp32: its own step, made on a weight of 0."""
-    w, g = np.zeros(1, np.float32), np.array([gradient], np.float32)
-    state = {name: np.zeros(slot.shape, np.float32) for name, slot in optimizer.slots(w.shape).items()}
-    optimizer.update(UpdateContext(NumpyKernels()), w, g, state, step=1)
-    return -float(w[0])
+    stepper = Stepper(optimizer, np.zeros(1, np.float32))
+    stepper.step(np.array([gradient]))
+    return -float(stepper.weights[0])
 
 
 def first_steps(fmt: str, weight: float, lr: float, gradients: Sequence[float]) -> Iterator[FirstStep]:
@@ -499,11 +500,8 @@ def last_that(holds: Callable[[float], bool], *, up_to: float) -> float:
 
     Found by bisection over the bits, whose order is that of the positive numbers: 63 questions at most.
     """
-    low, high = 0, int(np.float64(up_to).view(np.int64))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(_from_bits(middle)) else (low, middle)
-    return _from_bits(low)
+    numbers = range(int(np.float64(up_to).view(np.int64)))
+    return _from_bits(bisect_left(numbers, True, key=lambda bits: not holds(_from_bits(bits))) - 1)
 
 
 def _from_bits(bits: int) -> float:
@@ -524,7 +522,7 @@ def _sizes(found: LostUpdates) -> Iterator[Part | str]:
         (name, limits[name, "down"], limits[name, "up"]) for name in dict.fromkeys(name for name, _ in limits)))
 
 
-def _verdict(lost: bool, otherwise: str = "kept") -> str:
+def _verdict(lost: bool, otherwise: str) -> str:
     return "[red]lost[/]" if lost else otherwise
 
 
@@ -553,13 +551,13 @@ def moments(fmt: str, adam: Adam, gradient: float, steps: Sequence[int]) -> Iter
     The update is (m/correction1) / (√(v/correction2) + ε) of m and v as they are stored, in fp32: Adam's at a learning
     rate of 1.
     """
-    w, g, both = np.zeros(1, np.float32), np.array([gradient], np.float32), np.zeros(2, np.float32)
-    context, state = UpdateContext(NumpyKernels()), {"m": both[:1], "v": both[1:]}
+    stepper, g = Stepper(adam, np.zeros(1, np.float32)), np.array([gradient])
     for step in range(1, max(steps) + 1):
-        adam.update(context, w, g, state, step)
-        both[:] = round_to(both, fmt)
+        stepper.step(g)
+        for average in stepper.state.values():
+            average[:] = round_to(average, fmt)
         if step in steps:
-            m, v = both
+            m, v = (stepper.state[name][0] for name in ("m", "v"))
             corrections = 1.0 - adam.beta1**step, 1.0 - adam.beta2**step
             update = (m / corrections[0]) / (np.sqrt(v / corrections[1]) + adam.epsilon)
             yield Moments(fmt, step, shortest(m), shortest(v), float(m) / (corrections[0] * gradient),

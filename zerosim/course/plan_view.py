@@ -14,20 +14,11 @@ from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, par
 from zerosim.models.units import TILED, Recompute
 from zerosim.numerics.units import bytes_text, counted, gigabytes
 from zerosim.optim.base import Optimizer
+from zerosim.planning import questions
 from zerosim.planning.configuration import UTILIZATION, Plan, PlanConfig
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.explanation import explained, options_text
 from zerosim.planning.plan_row import PlanRow
-from zerosim.planning.questions import (
-    MOST_BLOCKS,
-    compared,
-    fewest_ranks,
-    fits_inside_nodes,
-    largest_batch,
-    largest_model,
-    largest_sequence,
-    training,
-)
 from zerosim.planning.runtimes import DEEPSPEED, FSDP2, MEGATRON_CORE
 
 if TYPE_CHECKING:
@@ -65,7 +56,7 @@ def _beside(found: Plan, other: Plan | None) -> Iterator[Part | str]:
     """The fastest rows of two plans side by side."""
     if other is None:
         return
-    lines = compared(found, other)
+    lines = questions.compared(found, other)
     if not lines:
         yield f"Nothing is side by side: {escape(other.verdict)}"
         return
@@ -144,13 +135,13 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
         shared = f"share {counted(sequences, 'sequence')} equally"
         dividing = f", of those that divide the {sequences // config.ranks:,} of each rank" * (sequences > config.ranks)
     if config.decoder is not None:
-        batch, tokens = largest_batch(config), largest_sequence(config)
+        batch, tokens = questions.largest_batch(config), questions.largest_sequence(config)
         beyond = f", beyond the model's {config.longest_sequence:,}" * (tokens > config.longest_sequence)
         yield (f"Largest micro-batch: {counted(batch, 'sequence')}{dividing}. Longest sequence in micro-batches of "
                f"{config.batch}: {counted(tokens, 'token')}{beyond}." if batch else "Not even one sequence fits.")
-    ranks, most = fewest_ranks(config), largest_model(config)
+    ranks, most = questions.fewest_ranks(config), questions.largest_model(config)
     inside = {None: "", True: "; sharded inside nodes alone (--mesh) it fits too", False:
-              "; sharded inside nodes alone (--mesh) it does not"}[fits_inside_nodes(config)]
+              "; sharded inside nodes alone (--mesh) it does not"}[questions.fits_inside_nodes(config)]
     if ranks is None:
         yield (f"No number of ranks{shared and f' that can {shared}'} makes it fit: what is not in shards, as "
                "activations and gathered units, does not shrink.")
@@ -160,7 +151,7 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
     if most is not None:
         yield "Largest model" + (" by its states alone" if config.decoder is None else " of such blocks") + (
             f": {most.parameters / 1e9:,.4g} billion parameters"
-            f"{', or more' * (most.transformer is not None and most.transformer.blocks == MOST_BLOCKS)}.")
+            f"{', or more' * (most.transformer is not None and most.transformer.blocks == questions.MOST_BLOCKS)}.")
 
 
 def _explanation(found: Plan, row: PlanRow) -> tuple[Part | str, ...]:
@@ -182,10 +173,10 @@ def as_json(found: Plan, measured: Measured | None = None, beside: Plan | None =
     """The plan as plain data, its explanation with it, and the measurements and the other plan where they were asked
     for."""
     data = found.as_dict()
-    whole = training(found.config, found.fastest) if found.fastest else None
+    whole = questions.training(found.config, found.fastest) if found.fastest else None
     data |= {"training": whole and asdict(whole), "beside": beside and {
         "plan": beside.as_dict(), "compared": [{"what": name, "here": one, "there": other}
-                                               for name, one, other in compared(found, beside)]}}
+                                               for name, one, other in questions.compared(found, beside)]}}
     for row, line in zip(found.rows, data["rows"], strict=True):
         line["explained"] = [{"what": what, "formula": formula, "value": value}
                              for what, formula, value in explained(found.config, row)]

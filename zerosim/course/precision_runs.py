@@ -68,36 +68,35 @@ def trained(network: Callable[[], MLP], optimizer: Optimizer, batch: Callable[[i
     rule = scaling_of(policy.loss_scale)
     if isinstance(rule, Static):
         policy = replace(policy, loss_scale=replace(rule, skips=None))
+
+    def program(rank: Rank) -> SmallRun:
+        """The run as one rank sees it: its own losses, and its own number where its gradients overflowed."""
+        engine = Engine(rank, network(), optimizer, stage=1, policy=policy)
+        losses, scales, skipped, overflowed = list[tuple[float]](), list[float](), list[bool](), list[tuple[int, ...]]()
+        gave_up, moved_share = None, 0.0
+        for step in range(steps):
+            tape = engine.forward(*batch(step, rank.index))
+            engine.backward(tape)
+            overflowed.append(() if rank.kernels.all_finite(engine.param_group.gradient) else (rank.index,))
+            engine.reduce()
+            before = _bits(engine.param_group.master)
+            try:
+                result = engine.update([tape.loss])
+            except LossScaleExhausted:
+                gave_up = step + 1
+                break
+            engine.all_gather_parameters()
+            losses.append((tape.loss / unit**2,))
+            scales.append(result.scale)
+            skipped.append(result.skipped)
+            moved_share = float(np.mean(_bits(engine.param_group.master) != before))
+        return SmallRun(tuple(losses), tuple(scales), tuple(skipped), tuple(overflowed), gave_up,
+                        engine.loss_scale.scale, moved_share)
+
     with unreported_skips():
-        found: list[SmallRun] = list(Cluster(ranks).run(_program, network, optimizer, batch, policy, steps, unit))
+        found: list[SmallRun] = list(Cluster(ranks).run(program))
     return replace(found[0], losses_by_rank=tuple(zip(*(run.losses for run in found), strict=True)),
                    overflowed=tuple(tuple(chain(*at)) for at in zip(*(run.overflowed for run in found), strict=True)))
-
-
-def _program(rank: Rank, network: Callable[[], MLP], optimizer: Optimizer,
-             batch: Callable[[int, int], tuple[Array, Array]], policy: Policy, steps: int, unit: float) -> SmallRun:
-    """The run as one rank sees it: its own losses, and its own number where its gradients overflowed."""
-    engine = Engine(rank, network(), optimizer, stage=1, policy=policy)
-    losses, scales, skipped, overflowed = list[tuple[float]](), list[float](), list[bool](), list[tuple[int, ...]]()
-    gave_up, moved_share = None, 0.0
-    for step in range(steps):
-        tape = engine.forward(*batch(step, rank.index))
-        engine.backward(tape)
-        overflowed.append(() if rank.kernels.all_finite(engine.param_group.gradient) else (rank.index,))
-        engine.reduce()
-        before = _bits(engine.param_group.master)
-        try:
-            result = engine.update([tape.loss])
-        except LossScaleExhausted:
-            gave_up = step + 1
-            break
-        engine.all_gather_parameters()
-        losses.append((tape.loss / unit**2,))
-        scales.append(result.scale)
-        skipped.append(result.skipped)
-        moved_share = float(np.mean(_bits(engine.param_group.master) != before))
-    return SmallRun(tuple(losses), tuple(scales), tuple(skipped), tuple(overflowed), gave_up, engine.loss_scale.scale,
-                    moved_share)
 
 
 def _bits(weights: Array) -> np.ndarray:

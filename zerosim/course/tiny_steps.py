@@ -7,7 +7,7 @@ ranks keep and have in their inboxes whenever that changes. Nothing is drawn by 
 import inspect
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -94,8 +94,5 @@ def recorded(stage: type[tiny.DDP]) -> tuple[LineRecording, list[tiny.DDP]]:
 
 def page_data() -> dict[str, Any]:
     """The file's lines, and the recording of every stage."""
-    runs = {}
-    for stage in STAGES:
-        recording, _ = recorded(stage)
-        runs[stage.__name__] = {"lines": recording.lines, "states": recording.states}
-    return {"source": inspect.getsource(tiny).splitlines(), "runs": runs}
+    return {"source": inspect.getsource(tiny).splitlines(),
+            "runs": {stage.__name__: asdict(recorded(stage)[0]) for stage in STAGES}}

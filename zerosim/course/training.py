@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-WARMUP = 20  # steps in which the learning rate rises
+WARMUP = 20  # steps in which the learning rate rises, and then it stays
 MOST_RANKS = 1024
 FP8 = "fp8"  # matrix products of 8-bit operands, as an experiment
 
@@ -146,12 +146,6 @@ class Options:
         return self.sequence or self.build().config.context
 
     @property
-    def data_options(self) -> dict[str, int]:
-        """The options by which a step finds its micro-batches in a text, whichever rank takes them."""
-        return {"seed": self.seed, "micro-batches of a step": self.ranks * self.micro_batches, "batch": self.batch,
-                "sequence": self.tokens}
-
-    @property
     def tokens_per_step(self) -> int:
         """Tokens of all ranks and micro-batches."""
         return self.ranks * self.micro_batches * self.batch * self.tokens
@@ -174,12 +168,11 @@ class Options:
         return self._model
 
     def build_optimizer(self) -> Optimizer:
-        """The optimizer by its name in any case."""
-        return optimizer_named(self.optimizer, self.lr)
-
-    def schedule(self) -> Callable[[int], float]:
-        """The factor of the learning rate, by step: it rises, and stays."""
-        return Warmup(WARMUP)
+        """The optimizer by its class's name in any case, at the rate asked for or its own; ValueError lists them."""
+        name = str(self.optimizer).lower()
+        if name not in OPTIMIZERS:
+            raise unknown_name(f"no optimizer is called {self.optimizer!r}", name, sorted(OPTIMIZERS))
+        return OPTIMIZERS[name] if self.lr is None else OPTIMIZERS[name].with_lr(self.lr)
 
     def policy(self) -> Policy:
         """The precision policy: fp16 is scaled dynamically by default. Skipped steps are no error: they are counted."""
@@ -203,19 +196,11 @@ class Options:
                              "products alone are of 8 bits")
         return name
 
-    @property
-    def formats(self) -> str:
-        """The formats in words."""
-        if self.compute == FP8:
-            return ("an experiment: bf16 with matrix products of fp8 operands (e4m3, gradients e5m2, a scale for each "
-                    "tensor)")
-        return self.compute
-
     def engine_settings(self, model: Decoder) -> dict[str, Any]:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
                 "clip_norm": self.clip_norm, "groups": other_groups(self.build_optimizer(), model),
-                "schedule": self.schedule(), "gather": self.gather, "seed": self.seed} | self.step_options.arguments()
+                "schedule": Warmup(WARMUP), "gather": self.gather, "seed": self.seed} | self.step_options.arguments()
 
 
 # -- optimizers by name, each with a learning rate that suits a small GPT ----------------------------------------------
@@ -228,15 +213,6 @@ OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType({type(one).__name__.lower
     optim.Momentum(lr=0.1), optim.Muon(lr=0.05), optim.RMSprop(lr=0.0005), optim.SGD(lr=0.2), optim.Shampoo(lr=0.1),
     optim.SOAP(lr=0.01))})
 OTHER_OPTIMIZER = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
-
-
-def optimizer_named(name: str, lr: float | None = None) -> Optimizer:
-    """An optimizer of the package by its class's name in any case, and its rate above or another; ValueError lists
-    them."""
-    found = OPTIMIZERS.get(str(name).lower())
-    if found is None:
-        raise unknown_name(f"no optimizer is called {name!r}", str(name).lower(), sorted(OPTIMIZERS))
-    return found if lr is None else found.with_lr(lr)
 
 
 def is_of_matrices(optimizer: Optimizer) -> bool:
@@ -446,7 +422,10 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
     engine = _engine(rank, options, model)
     if weights is not None:
         engine.load_weights(weights)
-    data = {**options.data_options, "text": sha256(corpus.tokens.tobytes()).hexdigest()[:16]}
+    # By these a step finds its micro-batches in a text, whichever rank takes them.
+    data = {"seed": options.seed, "micro-batches of a step": options.ranks * options.micro_batches,
+            "batch": options.batch, "sequence": options.tokens,
+            "text": sha256(corpus.tokens.tobytes()).hexdigest()[:16]}
     resumed_from, differences = _resume(engine, options, checkpoints, data)
     rank.trace.steps_begun = resumed_from or 0
     if resumed_from is not None and on_resume is not None and rank.index == 0:
@@ -644,19 +623,18 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
 def _headline(options: Options) -> str:
     """Parameters, ranks, stage, formats and optimizer, in words."""
     model, optimizer = options.build(), options.build_optimizer()
-    config = model.config
+    config, formats = model.config, options.compute
+    if formats == FP8:
+        formats = ("an experiment: bf16 with matrix products of fp8 operands (e4m3, gradients e5m2, a scale for each "
+                   "tensor)")
     updated = f"{options.optimizer.lower()} (lr {options.learning_rate:g}"
+    mesh, zeropp = options.step_options.mesh, options.step_options.zeropp
+    nodes = f" ({mesh}, {f'with {zeropp}' if zeropp else 'sharded inside nodes'})" if mesh else ""
     if is_of_matrices(optimizer):
         updated += f"; vectors and embeddings by {OTHER_OPTIMIZER}"
     return (f"{model.parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
-            f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{_on_nodes(options)}, layout "
-            f"{options.layout_name}, {options.formats}, {updated})")
-
-
-def _on_nodes(options: Options) -> str:
-    mesh, zeropp = options.step_options.mesh, options.step_options.zeropp
-    sharing = f"with {zeropp}" if zeropp else "sharded inside nodes"
-    return f" ({mesh}, {sharing})" if mesh else ""
+            f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{nodes}, layout "
+            f"{options.layout_name}, {formats}, {updated})")
 
 
 def require_learned(found: Trained) -> None:

@@ -119,7 +119,8 @@ class Tuned(Answer):
         """The first in which the runner-up differs from the best: seconds, offload, room, traffic; or nothing."""
         if self.best is None or self.runner_up is None:
             return "nothing"
-        one, other = (found.rank(self._fastest_seconds) for found in (self.best, self.runner_up))
+        fastest = min(one.seconds for one in self.tried)
+        one, other = (found.rank(fastest) for found in (self.best, self.runner_up))
         return next((name for name in one if one[name] != other[name]), "nothing")
 
     @property
@@ -152,10 +153,6 @@ class Tuned(Answer):
         decides = "seconds decide" if self.decides == "seconds" else f"{self.decides} decides" + (
             f", since seconds within {percent(NEAR)} count as equal" * bool(slower))
         return f" Runner-up: {other.title}, {', '.join(said) or 'equal in all'}; {decides}."
-
-    @property
-    def _fastest_seconds(self) -> float:
-        return min(one.seconds for one in self.tried)
 
     def view(self) -> View:
         """The verdict, the whole training if one was asked for, the candidates, and the settings to paste."""

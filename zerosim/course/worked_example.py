@@ -238,11 +238,6 @@ def watched_engine(rank: Rank, example: Example, options: Mapping[str, Any]) -> 
     return Engine(rank, model, OPTIMIZERS[example.optimizer](lr=example.learning_rate), **options), passes
 
 
-def one_step(rank: Rank, example: Example, engines: Sequence[Watched], step: int) -> StepRecorder:
-    """The rank program: one training step, and a look after each of its parts."""
-    return looked_at_step(*engines[rank.index], {"backward": example.sample(rank.index, step)})
-
-
 def looked_at_step(engine: Engine, passes: list[UnitPass], samples: Mapping[str, Sample]) -> StepRecorder:
     """A step, written out with the engine's pieces, and a look after each of them. ``samples`` has each micro-batch,
     by the name of the moment after its backward."""
@@ -421,9 +416,12 @@ def replay(example: Example, stage: int | Stage) -> Replay:
 
 def _replayed_step(cluster: Cluster, example: Example, engines: Sequence[Watched], step: int) -> ReplayedStep:
     """The next step of a run, recorded."""
+    def program(rank: Rank) -> StepRecorder:
+        return looked_at_step(*engines[rank.index], {"backward": example.sample(rank.index, step)})
+
     hops: defaultdict[int, list[RunEvent]] = defaultdict(list)
     with unreported_skips():
-        for event in cluster.events(one_step, example, engines, step, hop_by_hop=True):
+        for event in cluster.events(program, hop_by_hop=True):
             assert event.call is not None, "the example sends no messages beside its collectives"
             hops[event.call.number].append(event)
     recorders = list(cluster.runs[-1].results)

@@ -1,29 +1,19 @@
-"""The display of anything, by its class: HTML in a notebook, text in a terminal, data for JSON, figures.
+"""The display of anything, by its class: HTML in a notebook, text in a terminal, figures.
 
 A `View` says what is shown: a title and its parts, each a table, bars of bytes, the cut of a vector, a heading or a
-note. It is made once and rendered by ``render_html.as_html``, ``render_text.as_text`` or ``views.as_data``, so that all
-of them say the same. ``objects`` has the views of the library's classes, ``plots`` their figures, ``explore_page``
-the page that moves, ``report`` that of a recorded run. What draws, and what is drawn, is imported only when something
-is displayed.
+note. It is made once and rendered by ``render_html.as_html`` and ``render_text.as_text``, so that both say the same.
+``objects`` has the views of the library's classes, ``plots`` their figures, ``explore_page`` the page that moves,
+``report`` that of a recorded run. What draws, and what is drawn, is imported only when something is displayed.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from zerosim.display.views import View
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["View", "data", "html", "text", "view"]
-
-
-@runtime_checkable
-class HasView(Protocol):
-    """Anything that makes its view itself: what stands above this floor need not be known here."""
-
-    def view(self) -> View:
-        """The view."""
-        ...
+__all__ = ["View", "html", "text", "view"]
 
 
 def view(thing: Any) -> View:
@@ -31,8 +21,9 @@ def view(thing: Any) -> View:
     itself."""
     if isinstance(thing, View):
         return thing
-    if isinstance(thing, HasView):
-        return thing.view()
+    if hasattr(thing, "view"):  # what stands above this floor need not be known here
+        own: View = thing.view()
+        return own
     from zerosim.display.objects import VIEWS
 
     return next(VIEWS[kind] for kind in type(thing).__mro__ if kind in VIEWS)(thing)
@@ -50,10 +41,3 @@ def text(thing: Any) -> "Group":
     from zerosim.display.render_text import as_text
 
     return as_text(view(thing))
-
-
-def data(thing: Any) -> dict[str, Any]:
-    """The thing as data that JSON can hold: what its view shows."""
-    from zerosim.display.views import as_data
-
-    return as_data(view(thing))

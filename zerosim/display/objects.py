@@ -10,24 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.display import style
 from zerosim.display.plan_table import ALL, COLUMNS, answers, cells, subject
-from zerosim.display.style import (
-    BLUE,
-    GRAY,
-    GREEN,
-    LIGHT_GREEN,
-    ORANGE,
-    PURPLE,
-    SKY_BLUE,
-    VERMILLION,
-    short,
-)
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
 from zerosim.planning.configuration import Plan
 from zerosim.planning.questions import OverRanks
-from zerosim.ranks.call import Call
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step, Steps
 from zerosim.ranks.memory import Memories, Memory
@@ -194,12 +183,11 @@ def engine_view(engine: Engine) -> View:
     return View("Engine", f" of rank {rank.index} of {rank.size}", (facts, held, *strips))
 
 
-
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 PARTS: Mapping[str, str] = MappingProxyType({
-    "parameters": BLUE, "gradients": VERMILLION, "optimizer": ORANGE, "activations": GREEN, "logits": LIGHT_GREEN,
-    "gathered": SKY_BLUE, "buckets": PURPLE, "overhead": GRAY})
+    "parameters": style.BLUE, "gradients": style.VERMILLION, "optimizer": style.ORANGE, "activations": style.GREEN,
+    "logits": style.LIGHT_GREEN, "gathered": style.SKY_BLUE, "buckets": style.PURPLE, "overhead": style.GRAY})
 
 
 def plan_view(plan: Plan) -> View:
@@ -247,19 +235,14 @@ def step_view(step: Step) -> View:
 
 
 def _moved(step: Step) -> Table:
+    group = range(len(step.ranks)) if step.call is None else step.call.group  # the ranks in the whole cluster
     rows: tuple[tuple[str, ...], ...] = tuple((
-        str(hop.step), str(group_rank(step.call, hop.source)), str(group_rank(step.call, hop.destination)),
+        str(hop.step), str(group[hop.source]), str(group[hop.destination]),
         ", ".join(f"c{chunk}" for chunk in hop.chunks) or "all of it", f"{hop.nbytes:,}") for hop in step.hops)
     if step.hop is not None:
         rows = tuple((*row, values_text(step.values)) for row in rows)
     columns = (">hop", ">from rank", ">to rank", "chunks", ">bytes", "values that arrived")
     return Table("What moved", columns[:len(rows[0]) if rows else 5], rows)
-
-
-def group_rank(call: Call | None, index: int) -> int:
-    """The rank in the whole cluster of a member of the call's group."""
-    return index if call is None else call.group[index]
-
 
 
 def values_text(array: np.ndarray | None) -> str:
@@ -272,7 +255,7 @@ def values_text(array: np.ndarray | None) -> str:
         return "nothing"
     if is_poisoned(array):
         return "not written yet"
-    shown = " ".join(short(value) for value in array.reshape(-1)[:MOST_VALUES].astype(object).tolist())
+    shown = " ".join(style.short(value) for value in array.reshape(-1)[:MOST_VALUES].astype(object).tolist())
     return shown + (f" … ({array.size:,})" if array.size > MOST_VALUES else "")
 
 

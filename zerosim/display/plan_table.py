@@ -67,11 +67,12 @@ def subject(config: PlanConfig) -> tuple[str, str]:
     size += f", {active:,} of them active" * (active < config.model.parameters)
     accounted = config.runtime if config.convention is None else (
         f"{config.runtime}, states as {convention_of(config.convention).name} counts them")
+    mesh, zeropp = config.options.mesh, config.options.zeropp
     parts = [*([] if model == size else [size]), f"{counted(config.ranks, 'rank')} of {config.device.name} "
              f"({gigabytes(config.device.usable_nbytes)} GB) {links_text(config)}",
              f"{counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} of "
              f"{counted(config.sequence, 'token')}", config.policy.compute, options_text(config),
-             *([_on_nodes(config)] if config.options.mesh else []), accounted]
+             *([f"{zeropp} on {mesh}" if zeropp else f"sharded inside nodes ({mesh})"] if mesh else []), accounted]
     return model, ": " + ", ".join(parts)
 
 
@@ -120,11 +121,6 @@ def _most_of(found: Plan) -> str:
         less = less.removeprefix("--recompute block, or ")
     return (f"Most of what {found.name_of(nearest)} holds, {gigabytes(nbytes)} GB, are {what}: take "
             f"{'' if found.config.is_engine else of_others}{less}.")
-
-
-def _on_nodes(config: PlanConfig) -> str:
-    mesh, zeropp = config.options.mesh, config.options.zeropp
-    return f"{zeropp} on {mesh}" if zeropp else f"sharded inside nodes ({mesh})"
 
 
 def places_text(config: PlanConfig) -> str:

@@ -10,22 +10,8 @@ from itertools import pairwise
 
 from rich.text import Text
 
+from zerosim.display import views
 from zerosim.display.style import ink_on, rank_color
-from zerosim.display.views import (
-    MOST_ROWS,
-    RIGHT,
-    Bars,
-    Heading,
-    Line,
-    Part,
-    Rule,
-    Strip,
-    Table,
-    TextLine,
-    View,
-    shortened,
-    words,
-)
 from zerosim.numerics.units import bytes_text
 
 STYLE = """<style>
@@ -44,7 +30,7 @@ WIDTH, LABEL, VALUE, ROW, BAR = 720, 120, 100, 24, 16
 HATCH = "opacity:0.5;background-image:repeating-linear-gradient(45deg,transparent 0 4px,currentColor 4px 6px)"
 
 
-def as_html(view: View) -> str:
+def as_html(view: views.View) -> str:
     """The view as one ``<div>`` with its own style."""
     body = "".join(part_html(part) for part in view.parts)
     title = f"<p><strong>{escape(view.title)}</strong>{escape(view.rest)}</p>" if view.title else ""
@@ -69,20 +55,20 @@ def shipped(name: str) -> str:
     return files("zerosim.display").joinpath(name).read_text(encoding="utf-8")
 
 
-def part_html(part: Part) -> str:
+def part_html(part: views.Part) -> str:
     """A line of text, a table or a drawing with its caption."""
     match part:
-        case Heading():
+        case views.Heading():
             return f"<p><strong>{part.number}. {marked_html(part.title)}</strong></p>"
-        case Rule():
+        case views.Rule():
             return f"<hr><p>{marked_html(part.title)}</p>"
-        case TextLine():
+        case views.TextLine():
             return f"<p>{marked_html(part.text)}</p>" if part.text else ""
-        case Table():
+        case views.Table():
             return table_html(part)
-        case Bars():
+        case views.Bars():
             return bars_html(part)
-        case Strip():
+        case views.Strip():
             return strip_html(part)
 
 
@@ -98,15 +84,16 @@ def marked_html(text: str) -> str:
     return "".join(pieces)
 
 
-def table_html(table: Table, *, all_rows: bool = False) -> str:
+def table_html(table: views.Table, *, all_rows: bool = False) -> str:
     """A table whose first column heads its rows."""
     def cell(tag: str, number: int, text: str, scope: str = "") -> str:
-        right = ' class="n"' if table.columns[number].startswith(RIGHT) else ""
+        right = ' class="n"' if table.columns[number].startswith(views.RIGHT) else ""
         content = marked_html(text) if table.marked else escape(text)
         return f"<{tag}{right}{scope}>{content}</{tag}>"
 
-    head = "".join(cell("th", at, name.removeprefix(RIGHT), ' scope="col"') for at, name in enumerate(table.columns))
-    shown = table.rows if all_rows or table.marked else shortened(table.rows)
+    names = [name.removeprefix(views.RIGHT) for name in table.columns]
+    head = "".join(cell("th", at, name, ' scope="col"') for at, name in enumerate(names))
+    shown = table.rows if all_rows or table.marked else views.shortened(table.rows)
     rows = "".join("<tr>" + "".join(cell("th" if at == 0 else "td", at, text, ' scope="row"' if at == 0 else "")
                                     for at, text in enumerate(row)) + "</tr>" for row in shown)
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
@@ -118,13 +105,13 @@ def table_html(table: Table, *, all_rows: bool = False) -> str:
 # Of boxes, each with its own style and title: of a notebook that is not trusted JupyterLab shows neither an <svg> nor a
 # <style>, and attributes of style it does.
 
-def bars_html(bars: Bars) -> str:
+def bars_html(bars: views.Bars) -> str:
     """Stacked bars, their sums beside them, and what the colors mean."""
     limit, scale, caption = bars.limit_nbytes, (WIDTH - LABEL - VALUE) / max(1, bars.scale_nbytes), bars.caption
     lines, said = [], []
-    for label, held in bars.bars[:MOST_ROWS]:
+    for label, held in bars.bars[:views.MOST_ROWS]:
         total = sum(held.values())
-        boxes = [_box(scale * held[kind], bars.colors[kind], f"{label}: {words(kind)} {held[kind]:,} bytes")
+        boxes = [_box(scale * held[kind], bars.colors[kind], f"{label}: {views.words(kind)} {held[kind]:,} bytes")
                  for kind in bars.kinds if held.get(kind)]
         if limit:
             before = scale * (limit - total)
@@ -137,7 +124,7 @@ def bars_html(bars: Bars) -> str:
     if limit:
         caption = f"{bars.caption} (dashed: the capacity, {bytes_text(limit)})"
         said.append(f"the dashed line is the capacity, {limit:,} bytes")
-    legend = [f'{_box(BAR, bars.colors[kind])} {escape(words(kind))}' for kind in bars.kinds]
+    legend = [f'{_box(BAR, bars.colors[kind])} {escape(views.words(kind))}' for kind in bars.kinds]
     rows = [" &#160; ".join(legend[at:at + IN_A_ROW]) for at in range(0, len(legend), IN_A_ROW)]
     return _drawn(caption, said, [*lines, *rows])
 
@@ -146,10 +133,10 @@ IN_A_ROW = 4  # entries of a legend
 MANY, FEW_LINES = 65, 4  # ranks of which so many make a page heavy, and the lines that are drawn of them
 
 
-def strip_html(strip: Strip) -> str:
+def strip_html(strip: views.Strip) -> str:
     """One line for each stretch of the vector, a box for each owner, padding hatched."""
     many = any(len(line.bounds) > MANY for line in strip.lines)
-    shown = strip.lines[:FEW_LINES if many else MOST_ROWS]
+    shown = strip.lines[:FEW_LINES if many else views.MOST_ROWS]
     longest = max((line.bounds[-1] for line in shown), default=1) or 1
     said = [f"{line.name}: " + (f"cut among {len(line.bounds) - 1} ranks" if many else ", ".join(
         f"rank {rank} has {high - low}" for rank, (low, high) in enumerate(pairwise(line.bounds))))
@@ -159,7 +146,7 @@ def strip_html(strip: Strip) -> str:
     return _drawn(caption, said, [_line(line, (WIDTH - LABEL - VALUE) / longest) for line in shown])
 
 
-def _line(line: Line, scale: float) -> str:
+def _line(line: views.Line, scale: float) -> str:
     boxes = [_name(line.name)]
     for rank, (low, high) in enumerate(pairwise(line.bounds)):
         color, middle = rank_color(rank), min(max(low, line.valid), high)

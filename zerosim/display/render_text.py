@@ -16,21 +16,8 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from zerosim.display import views
 from zerosim.display.style import ink_on, rank_color
-from zerosim.display.views import (
-    MOST_ROWS,
-    RIGHT,
-    Bars,
-    Heading,
-    Part,
-    Rule,
-    Strip,
-    Table,
-    TextLine,
-    View,
-    shortened,
-    words,
-)
 from zerosim.numerics.units import bytes_text
 
 COLUMNS = 40  # of a full bar
@@ -38,13 +25,13 @@ UNBROKEN = 10_000  # columns
 FULL, PADDING = "█", "░"
 
 
-def as_text(view: View) -> Group:
+def as_text(view: views.View) -> Group:
     """The view as something that rich prints."""
     title = [Text.assemble((view.title, "bold"), view.rest)] if view.title else []
     return Group(*title, *(line for part in view.parts for line in _part(part)))
 
 
-def in_lines(view: View) -> str:
+def in_lines(view: views.View) -> str:
     """The view as plain text, whose lines are never broken."""
     file = io.StringIO()
     console = Console(file=file, width=UNBROKEN, color_system=None, highlight=False, emoji=False, force_jupyter=False)
@@ -52,24 +39,24 @@ def in_lines(view: View) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
 
 
-def _part(part: Part) -> Iterator[RenderableType]:
-    if isinstance(part, Table | Bars | Strip) and part.caption:
+def _part(part: views.Part) -> Iterator[RenderableType]:
+    if isinstance(part, views.Table | views.Bars | views.Strip) and part.caption:
         yield Text(f"\n{part.caption}", "bold")
     match part:
-        case Heading():
+        case views.Heading():
             yield Text.from_markup(f"\n[bold cyan]{part.number}. {part.title}[/]\n")
-        case Rule():
+        case views.Rule():
             yield Text()
             yield rich.rule.Rule(Text.from_markup(part.title))
-        case TextLine():
+        case views.TextLine():
             yield indented(part)
-        case Table():
-            rows = part.rows if part.marked else shortened(part.rows)
+        case views.Table():
+            rows = part.rows if part.marked else views.shortened(part.rows)
             read = Text.from_markup if part.marked else Text
             yield plain_table(*part.columns, rows=[tuple(map(read, row)) for row in rows], indented=part.indent > 0)
-        case Bars():
+        case views.Bars():
             yield from _bars(part)
-        case Strip():
+        case views.Strip():
             yield from _strip(part)
 
 
@@ -77,19 +64,19 @@ def plain_table(*columns: str, rows: Iterable[tuple[RenderableType, ...]] = (), 
     """A table without frames, indented by two; a column whose name begins with ``>`` is set to the right. Where no
     column has a name there is no line for them."""
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold",
-                      show_header=any(column.removeprefix(RIGHT) for column in columns))
+                      show_header=any(column.removeprefix(views.RIGHT) for column in columns))
     first = ("",) if indented else ()
     if indented:
         table.add_column("", width=0)
     for column in columns:
-        right = column.startswith(RIGHT)
-        table.add_column(column.removeprefix(RIGHT), justify="right" if right else "left", overflow="fold")
+        right = column.startswith(views.RIGHT)
+        table.add_column(column.removeprefix(views.RIGHT), justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*first, *row)
     return table
 
 
-def indented(line: TextLine) -> RenderableType:
+def indented(line: views.TextLine) -> RenderableType:
     """The note, with its own leading blanks in front of every line where the terminal is so narrow that it breaks."""
     text = line.text.lstrip()
     indent = line.indent + len(line.text) - len(text)
@@ -120,9 +107,9 @@ class _Note:
         return Measurement.get(console, options, self.text)
 
 
-def _bars(bars: Bars) -> Iterator[RenderableType]:
+def _bars(bars: views.Bars) -> Iterator[RenderableType]:
     scale, rows = max(1, bars.scale_nbytes), []
-    for label, held in bars.bars[:MOST_ROWS]:
+    for label, held in bars.bars[:views.MOST_ROWS]:
         bar, done, shown = Text(), 0, 0
         for kind in bars.kinds:
             done += held.get(kind, 0)
@@ -133,15 +120,15 @@ def _bars(bars: Bars) -> Iterator[RenderableType]:
     yield plain_table("", ">held", "", rows=rows)
     legend = Text("  ")
     for kind in bars.kinds:
-        legend.append(FULL, bars.colors[kind]).append(f" {words(kind)}  ")
+        legend.append(FULL, bars.colors[kind]).append(f" {views.words(kind)}  ")
     yield legend
     if bars.limit_nbytes:
         yield Text(f"  The capacity is {bars.limit_nbytes:,} bytes.")
 
 
-def _strip(strip: Strip) -> Iterator[RenderableType]:
+def _strip(strip: views.Strip) -> Iterator[RenderableType]:
     longest, rows = max((line.bounds[-1] for line in strip.lines), default=1) or 1, []
-    for line in strip.lines[:MOST_ROWS]:
+    for line in strip.lines[:views.MOST_ROWS]:
         columns = max(1, round(COLUMNS * line.bounds[-1] / longest))
         cells = Text()
         for at in range(columns):
@@ -151,5 +138,5 @@ def _strip(strip: Strip) -> Iterator[RenderableType]:
             cells.append(PADDING if element >= line.valid else str(owner % 10), f"{ink_on(color)} on {color}")
         rows.append((Text(line.name), Text(f"{line.bounds[-1]:,}"), cells))
     yield plain_table("", ">elements", "", rows=rows)
-    if len(strip.lines) > MOST_ROWS:
-        yield Text(f"  and {len(strip.lines) - MOST_ROWS} more")
+    if len(strip.lines) > views.MOST_ROWS:
+        yield Text(f"  and {len(strip.lines) - views.MOST_ROWS} more")

@@ -48,7 +48,6 @@ class RankBar:
 
     what: str
     name: str
-    span: str
     start: float
     end: float
 
@@ -61,7 +60,6 @@ class ReplayedRank:
     and messages, with those that take none, since they were made.
     """
 
-    rank: int
     computed: tuple[RankBar, ...]
     communicated: tuple[RankBar, ...]
     waits: tuple[RankBar, ...]
@@ -97,11 +95,11 @@ class ReplayedRank:
 def replayed_rank(timeline: Timeline, rank: int) -> ReplayedRank:
     """Reads one rank of a replay."""
     lane, usage, curve = timeline.lanes[rank], timeline.usage[rank], memory(timeline, rank)
-    waits = tuple(RankBar("waiting", "waiting for communication", "", _micro(start), _micro(end))
+    waits = tuple(RankBar("waiting", "waiting for communication", _micro(start), _micro(end))
                   for start, end in zip(lane.reached, lane.resumed, strict=True) if end > start)
     return ReplayedRank(
-        rank, tuple(_bar(event, phase_of(event.path), event.path[-1] if event.path else ARITHMETIC)
-                    for event in stretches(timeline.computed(rank)) if event.end_seconds > event.start_seconds),
+        tuple(_bar(event, phase_of(event.path), event.path[-1] if event.path else ARITHMETIC)
+              for event in stretches(timeline.computed(rank)) if event.end_seconds > event.start_seconds),
         tuple(_bar(event, event.purpose, event.name) for event in map(
             timeline.part_event, lane.streams[COMMUNICATION])), waits, tuple(map(_micro, curve.seconds)),
         {kind: tuple(column.tolist()) for kind, column in curve.nbytes_by_kind.items()},
@@ -113,7 +111,7 @@ def _micro(seconds: float) -> float:
 
 
 def _bar(event: TimelineEvent, what: str, name: str) -> RankBar:
-    return RankBar(what, name, "/".join(event.path), _micro(event.start_seconds), _micro(event.end_seconds))
+    return RankBar(what, name, _micro(event.start_seconds), _micro(event.end_seconds))
 
 
 def stretches(events: Iterable[TimelineEvent]) -> list[TimelineEvent]:

@@ -22,7 +22,7 @@ from zerosim.numerics.files import write_or_refuse
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.collectives import levels
 from zerosim.planning.recording import BEGIN, ISSUE, Recording, links, load, own_messages, sent_by_rank
-from zerosim.planning.timeline import Machine, Timeline, memory, replay
+from zerosim.planning.timeline import Timeline, memory, replay
 
 FRAME_HEIGHT = 900
 MOST_MARKS = 150_000  # bars and corners that a page can hold and a browser can draw
@@ -76,16 +76,12 @@ class ExploredRun:
         return f"<ExploredRun of {len(self.html):,} characters: in a notebook it shows itself; save(path) writes it>"
 
 
-def explored(recording: Recording, title: str, span: str | None = None, **machine: Any) -> ExploredRun:
-    """A recording, or of it what is inside one span, replayed on a machine by the names of `machine_of`."""
+def explored(recording: Recording, title: str, span: str | None = None, **named: Any) -> ExploredRun:
+    """The page and the tables of a recording, or of what is inside one span, replayed on a machine that is named as for
+    `machine_of`; ValueError for one that cannot be replayed, and for one too long to be a page."""
     if span is not None:
         recording, title = recording.inside(span), f"{title}, {span}"
-    return explored_on(recording, machine_of(recording.ranks, **machine), title)
-
-
-def explored_on(recording: Recording, machine: Machine, title: str) -> ExploredRun:
-    """The page and the tables of a recording's replay; ValueError for one that cannot be replayed, and for one too long
-    to be a page."""
+    machine = machine_of(recording.ranks, **named)
     if recording.row_count > MOST_MARKS:
         names = [*dict.fromkeys(path[-1] for path in recording.paths if path)][:8]
         raise ValueError(f"{recording.row_count:,} rows were recorded, and a page holds {MOST_MARKS:,}; take one "
@@ -113,7 +109,7 @@ def _sections(timeline: Timeline) -> Iterator[str]:
              "Messages of the program": f"{len([*own_messages(recording)]):,}",
              "Sent by all": bytes_text(all_links.total()), "Held, at most": bytes_text(max(peaks))}
     cards = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items())
-    yield _section("What it came to", f"<dl>{cards}</dl>{_said_of_skipped(_skipped(recording))}<p>Bytes are as "
+    yield _section("What it came to", f"<dl>{cards}</dl>{_skipped(recording)}<p>Bytes are as "
                    "recorded. Times are a replay, no clock was read: on "
                    f"{escape(machine_words(timeline.machine))}.</p>",
                    _rank_by_rank(timeline))
@@ -207,19 +203,15 @@ def _call_row(timeline: Timeline, number: int) -> tuple[str, ...]:
             *(f"{clock * 1e6:,.3f}" for clock in clocks))
 
 
-def _skipped(recording: Recording) -> tuple[int, ...]:
-    """The updates that were skipped, on every rank at once, by their number."""
-    program, updates, found = recording.programs[0], 0, []
+def _skipped(recording: Recording) -> str:
+    """A sentence on the updates that were skipped, on every rank at once, by their number; empty where none was."""
+    program, updates, skipped = recording.programs[0], 0, list[int]()
     for row in program.where(BEGIN).tolist():
         match recording.paths[program.first[row]]:
             case (*_, "update", "skipped"):
-                found.append(updates)
+                skipped.append(updates)
             case (*_, "update"):
                 updates += 1
-    return tuple(found)
-
-
-def _said_of_skipped(skipped: Sequence[int]) -> str:
     if not skipped:
         return ""
     steps = f"Step {skipped[0]} was" if len(skipped) == 1 else f"Steps {', '.join(map(str, skipped))} were"

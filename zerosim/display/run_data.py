@@ -21,9 +21,9 @@ import numpy as np
 
 from zerosim.display.chrome_trace import nanoseconds
 from zerosim.display.replayed import stretches
-from zerosim.planning.collectives import CollectiveShape, levels
+from zerosim.planning.collectives import levels
 from zerosim.planning.recording import BEGIN, HELD, ISSUE, Numbering, RecordedCall, sent_by_rank
-from zerosim.planning.streams import Collectives, Lane, PricedLevel, StreamPart
+from zerosim.planning.streams import Collectives, Lane, StreamPart
 from zerosim.planning.timeline import Timeline, TimelineEvent, memory
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import step_through
@@ -184,7 +184,9 @@ def _messages(call: RecordedCall, priced: Collectives) -> tuple[Any, ...]:
                                                           call.shape.root):
         known[source, destination].append((chunks, addends))
     taken, steps = Counter[tuple[int, int]](), []
-    for level, nbytes in _by_step(call.shape, priced.priced(call)):
+    by_step = ((level, of_level.nbytes.tolist()) for level, of_level in zip(
+        priced.priced(call), levels(call.shape), strict=True) for _ in range(level.times))
+    for level, nbytes in by_step:
         step = []
         for (source, destination, seconds), of_message in zip(level.messages, nbytes, strict=True):
             key = source, destination
@@ -193,13 +195,6 @@ def _messages(call: RecordedCall, priced: Collectives) -> tuple[Any, ...]:
             step.append((source, destination, nanoseconds(seconds), of_message, chunks, addends))
         steps.append(tuple(step))
     return tuple(steps)
-
-
-def _by_step(shape: CollectiveShape, priced: Sequence[PricedLevel]) -> Iterator[tuple[PricedLevel, list[int]]]:
-    """Each step's messages with their prices and bytes."""
-    for level, of_level in zip(priced, levels(shape), strict=True):
-        for _ in range(level.times):
-            yield level, of_level.nbytes.tolist()
 
 
 HopPattern = tuple[int, int, tuple[int, ...], tuple[int, ...]]  # source, destination, chunks, the addends of each

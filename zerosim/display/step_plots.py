@@ -72,7 +72,8 @@ def step_sheet_data(step: Step) -> StepSheet:
                             now.now_nbytes))
     arrows = tuple((group[hop.source], group[hop.destination], _words(step, hop)) for hop in step.hops[:1]
                    ) if step.hop is not None else ()
-    return StepSheet(_step_title(step), _said(step), len(cut) - 1, tuple(rows), arrows)
+    purpose = f", for {call.purpose}" if call is not None and call.purpose != "unspecified" else ""
+    return StepSheet(_step_title(step), "" if call is None else f"{call}{purpose}", len(cut) - 1, tuple(rows), arrows)
 
 
 def _step_title(step: Step) -> str:
@@ -80,11 +81,6 @@ def _step_title(step: Step) -> str:
         return f"Step {step.number}: a message of the program's own"
     after = f"after hop {step.hop.step}" if step.hop is not None else "done"
     return f"Step {step.number}: {step.call.operation.replace('_', '-')}, {after}"
-
-
-def _said(step: Step) -> str:
-    return "" if step.call is None else (f"{step.call}, for {step.call.purpose}" if step.call.purpose != "unspecified"
-                                         else str(step.call))
 
 
 def _words(step: Step, hop: Any) -> str:

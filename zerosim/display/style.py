@@ -100,8 +100,3 @@ def fitted(value: float, columns: int = 10) -> str:
 def percent(share: float) -> str:
     """``100.1 %``; whole percents without a useless ``.0``."""
     return f"{100 * share + 0.0:.1f}".removesuffix(".0") + " %"
-
-
-def sum_text(a: float, b: float) -> str:
-    """``1 + 1e-05``, or ``1 - 0.0003``."""
-    return f"{short(a)} {'-' if b < 0 else '+'} {short(abs(b))}"

@@ -1,4 +1,4 @@
-"""A view: all that is shown of a thing, before it is HTML or text; and the same as data that JSON can hold.
+"""A view: all that is shown of a thing, before it is HTML or text; and records as data that JSON can hold.
 
 It has a title and parts: headings, notes, tables, bars of bytes, and the cut of a vector. Every view is made once and
 rendered twice, so that a notebook and a terminal say the same.
@@ -130,35 +130,6 @@ def words(kind: str) -> str:
 
 
 # -- as data -----------------------------------------------------------------------------------------------------------
-
-def as_data(view: View) -> dict[str, Any]:
-    """The view's title and its parts in order; texts without markup, numbers of tables as they are printed."""
-    return {"title": view.title + view.rest,
-            "parts": [_part(part) for part in view.parts if not isinstance(part, TextLine) or part.text]}
-
-
-def _part(part: Part) -> dict[str, Any]:
-    match part:
-        case Heading() | Rule():
-            return {"heading": _unmarked(part.title)}
-        case TextLine():
-            return {"text": _unmarked(part.text)}
-        case Table():
-            read = _unmarked if part.marked else str
-            return {"table": part.caption, "columns": [name.removeprefix(RIGHT) for name in part.columns],
-                    "rows": [[read(cell) for cell in row] for row in part.rows]}
-        case Bars():
-            return {"bars": part.caption, "nbytes": {label: dict(held) for label, held in part.bars},
-                    "limit_nbytes": part.limit_nbytes}
-        case Strip():
-            return {"strip": part.caption, "lines": [plain(line) for line in part.lines]}
-
-
-def _unmarked(text: str) -> str:
-    from rich.text import Text
-
-    return Text.from_markup(text).plain
-
 
 def plain_record(value: Any) -> dict[str, Any]:
     """A record, or a mapping of names, as `plain` has it."""

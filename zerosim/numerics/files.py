@@ -113,7 +113,7 @@ def require_writable(path: str | Path, asked: str) -> None:
             unfinished.touch()
             unfinished.unlink()
     except OSError as error:
-        raise _refusal(path, asked, error) from None
+        raise refusal(path, asked, error) from None
 
 
 def write_or_refuse(path: Path, content: bytes, asked: str) -> Path:
@@ -121,10 +121,11 @@ def write_or_refuse(path: Path, content: bytes, asked: str) -> Path:
     try:
         return write_whole(path, content)
     except OSError as error:
-        raise _refusal(path, asked, error) from None
+        raise refusal(path, asked, error) from None
 
 
-def _refusal(path: Path, asked: str, error: OSError) -> ValueError:
+def refusal(path: Path, asked: str, error: OSError) -> ValueError:
+    """The refusal of a file that cannot be written: what was asked, what was found, what to do."""
     return ValueError(f"asked to {asked} {str(path)!r}, but: {error.strerror}; name a file that can be written")
 
 

@@ -4,7 +4,6 @@ import io
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 
 import matplotlib as mpl
@@ -149,8 +148,8 @@ def test_draw_writes_the_figures_asked_for_and_returns_their_paths_and_none_that
     expected |= {f"{name}{rest}" for name, figure in FIGURES.items() if figure.animate
                  for rest in (".gif", "-dark.gif")}
     assert {path.name for path in (ROOT / "figures").iterdir()} == expected
-    few = {"ring": replace(FIGURES["ring"], data=lambda: figures.ring_data(2, 5)),
-           "spacing": replace(FIGURES["spacing"], data=lambda: figures.spacing_data(("fp16",)))}
+    few = {"ring": figures.Figure(lambda: figures.ring_data(2, 5), figures.ring, figures.ring_animation),
+           "spacing": figures.Figure(lambda: figures.spacing_data(("fp16",)), figures.spacing)}
     monkeypatch.setattr(figures, "FIGURES", few)
     assert figures.draw(["ring"], tmp_path / "new" / "folder") == [tmp_path / "new" / "folder" / "ring.svg"]
     assert figures.draw(["ring"], str(tmp_path), format="png") == [tmp_path / "ring.png"]

@@ -103,10 +103,6 @@ class TracingTape:
         self.numbers: list[np.generic] = []
         self.assigned: set[str] = set()
 
-    def symbol(self, name: str) -> Symbol:
-        """The variable of that name, which the kernel has declared."""
-        return Symbol(self, name)
-
     def fresh(self) -> Symbol:
         """A new variable."""
         name = f"t{len(self.lines)}"
@@ -333,7 +329,7 @@ def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dty
     """Traces the function; operands and scratch as for `run_fused`."""
     tape = TracingTape(work)
     names = [f"v{i}" for i in range(len(kinds))] + [f"s{i}" for i in range(scratch or 0)]
-    function(*map(tape.symbol, names))
+    function(*(Symbol(tape, name) for name in names))
     in_place, last = scratch is not None, len(kinds) - 1
     ways = [(in_place or i < last, names[i] in tape.assigned if in_place else i == last) for i in range(len(kinds))]
     text, name = _text(tape, list(zip(kinds, ways, strict=True)), names[len(kinds) :], "u32" if short else "u64")

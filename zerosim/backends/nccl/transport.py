@@ -38,7 +38,6 @@ from zerosim.ranks.process import guarded
 MESSAGES = ("gather", "all_to_all")  # in NCCL these are sends and receives
 
 
-
 # -- Communicators: of each group one for each of its ranks that is here -----------------------------------------------
 
 

@@ -20,23 +20,7 @@ from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, NoReturn
 
 from zerosim.backends import CAUSE_SECONDS, DRAIN_SECONDS, FAREWELL_SECONDS, TIMEOUT_SECONDS
-from zerosim.backends.processes.control import (
-    AnnouncedCalls,
-    Channel,
-    Control,
-    Counts,
-    Elements,
-    Ending,
-    Entered,
-    Failed,
-    Finished,
-    Joining,
-    Sending,
-    Waiting,
-    count,
-    unmet,
-    verdict,
-)
+from zerosim.backends.processes import control
 from zerosim.ranks.call import Backend, GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster, Events, Processor, Results
 from zerosim.ranks.errors import MadeCall, MismatchError, RankStopped, add_note, place_of_call, ranks_text
@@ -62,7 +46,7 @@ let_others_run: Callable[[], object] = getattr(os, "sched_yield", partial(time.s
 class ProcessBackend(Backend):
     """One run of one program on this process' rank."""
 
-    def __init__(self, channel: Channel, transport: Transport, options: RunOptions, *, debug: bool,
+    def __init__(self, channel: control.Channel, transport: Transport, options: RunOptions, *, debug: bool,
                  timeout_seconds: float) -> None:
         self.channel, self.transport, self.timeout_seconds = channel, transport, timeout_seconds
         self.interrupts, self.library = options.interrupts, transport.library
@@ -70,22 +54,22 @@ class ProcessBackend(Backend):
         transport.say = self._say
         self.thread = threading.get_ident()
         self.results: list[Any] = []
-        self.announced = AnnouncedCalls() if debug else None
+        self.announced = control.AnnouncedCalls() if debug else None
         # This rank's parts, as far as they are under way.
         self.not_agreed: list[Pending] = []      # announced, and not all who take part have said the same yet
         self.begun: dict[Pending, Deliveries] = {}  # handed to the transport, and not waited for yet
-        self.issued: Counts = {}
+        self.issued: control.Counts = {}
         self.recent: deque[MadeCall] = deque(maxlen=REMEMBERED)
         # The ranks' control messages, this one's among them, and what they come to.
         self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # ids of groups being made
-        self.waiting: dict[int, Waiting] = {}
-        self.endings: dict[int, Ending] = {}
+        self.waiting: dict[int, control.Waiting] = {}
+        self.endings: dict[int, control.Ending] = {}
         self.verdict: Exception | None = None    # the error that the control messages show
         self.stopping = False
         # Where a thread listens, it takes turns with the program by the lock, and knows of each part, by its number,
         # the control message to send if the program waits for it.
         self.lock = threading.RLock()
-        self.not_over: dict[int, Waiting] = {}
+        self.not_over: dict[int, control.Waiting] = {}
         self.parts = itertools.count()
 
     # -- called by the program's rank -----------------------------------------------------------------------------
@@ -98,7 +82,7 @@ class ProcessBackend(Backend):
     def issue(self, rank: int, me: Pending) -> None:
         """Takes the part, and sends what can leave at once."""
         with self.lock:
-            count(self.issued, me)
+            control.count(self.issued, me)
             if isinstance(me, PendingCall):
                 self.recent.append(MadeCall(me.call, me.where or place_of_call()))
             if self.transport.needs_listener:
@@ -113,8 +97,8 @@ class ProcessBackend(Backend):
             self.begun[me] = self._deliveries(me)
         self.progress()
 
-    def _waiting(self, me: Pending) -> Waiting:
-        return Waiting.of(me, place_of_call(), self.issued, self.recent)
+    def _waiting(self, me: Pending) -> control.Waiting:
+        return control.Waiting.of(me, place_of_call(), self.issued, self.recent)
 
     def _deliveries(self, me: Pending) -> Deliveries:
         """The part, on its way as far as the transport has been asked."""
@@ -156,9 +140,9 @@ class ProcessBackend(Backend):
     def _rendezvous(self, key: GroupKey, group_id: bytes) -> dict[int, bytes]:
         """Waits until each rank of a group has said that it is here; returns what each gave as the group's id."""
         for rank in key[0]:
-            self._say(Joining(key, group_id), rank)
+            self._say(control.Joining(key, group_id), rank)
         while not self.joining[key].keys() >= set(key[0]):
-            if any(isinstance(self.endings.get(rank), Failed) for rank in key[0]):
+            if any(isinstance(self.endings.get(rank), control.Failed) for rank in key[0]):
                 raise RankStopped
             let_others_run()
             self._read()
@@ -188,10 +172,10 @@ class ProcessBackend(Backend):
                         raise RuntimeError(STOP_ITERATION) from error
                     self._check_going()
                     ending.enter_context(self.interrupts)  # a rank that has said Finished must not fail
-                    self._say(Finished(self.issued, tuple(self.recent)))
+                    self._say(control.Finished(self.issued, tuple(self.recent)))
                     self._until(lambda: len(self.endings) == self.channel.size)
                     self._check_going()  # the thread that listens may have heard the last of them, which has failed
-                    unlike = unmet(self._finished)  # a library takes small messages that nobody has asked for
+                    unlike = control.unmet(self._finished)  # a library takes small messages that nobody has asked for
                     if unlike is not None:
                         raise unlike
                     self._until(self.transport.idle)
@@ -208,14 +192,14 @@ class ProcessBackend(Backend):
         yield from ()
 
     @property
-    def _finished(self) -> dict[int, Finished]:
+    def _finished(self) -> dict[int, control.Finished]:
         """The last words of the ranks whose programs have returned."""
-        return {rank: message for rank, message in self.endings.items() if isinstance(message, Finished)}
+        return {rank: message for rank, message in self.endings.items() if isinstance(message, control.Finished)}
 
     @property
-    def _failed(self) -> list[Failed]:
+    def _failed(self) -> list[control.Failed]:
         """The last words of the others that have ended."""
-        return [message for message in self.endings.values() if isinstance(message, Failed)]
+        return [message for message in self.endings.values() if isinstance(message, control.Failed)]
 
     def _raised(self, error: BaseException) -> BaseException:
         """The error that this rank raises, and tells the others: its own error, or that of the rank that stopped it."""
@@ -225,7 +209,7 @@ class ProcessBackend(Backend):
             first = self._failed[0]
             self._say(replace(first, drained=False))
             return first.error(self.channel.size)
-        self._say(Failed.of(error, self.channel.index))
+        self._say(control.Failed.of(error, self.channel.index))
         add_note(error, f"raised by rank {self.channel.index} of {self.channel.size}")
         return error
 
@@ -245,7 +229,7 @@ class ProcessBackend(Backend):
             if stopped:
                 deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
             mine = self.endings[self.channel.index]
-            if isinstance(mine, Failed) and not mine.drained:
+            if isinstance(mine, control.Failed) and not mine.drained:
                 if stopped and nothing_left:
                     self._say(replace(mine, drained=True))
                 elif time.monotonic() > deadline:
@@ -258,17 +242,17 @@ class ProcessBackend(Backend):
         self.begun.clear()
 
     def _abort_job(self, error: BaseException) -> None:
-        silent = [rank for rank in range(self.channel.size) if not isinstance(self.endings.get(rank), Failed)]
+        silent = [rank for rank in range(self.channel.size) if not isinstance(self.endings.get(rank), control.Failed)]
         why = (f"{ranks_text(silent)} did not hear of it for {FAREWELL_SECONDS:g} seconds" if silent else
                f"what rank {self.channel.index} has begun cannot be given up, and another rank does not take part in "
                "it")
-        text = Failed.of(error, self.channel.index).text
+        text = control.Failed.of(error, self.channel.index).text
         print(f"{text}\n{why}; all processes of the job are ended", file=sys.stderr, flush=True)
         self.channel.abort()
 
     # -- turns ----------------------------------------------------------------------------------------------------
 
-    def _until(self, done: Callable[[], bool], waiting: Callable[[], Waiting] | None = None) -> None:
+    def _until(self, done: Callable[[], bool], waiting: Callable[[], control.Waiting] | None = None) -> None:
         """Takes turns until ``done()``; a rank that waits for long says for what, and looks for a verdict."""
         moved_at, idle = time.monotonic(), 0
         while not done():
@@ -344,7 +328,7 @@ class ProcessBackend(Backend):
             for rank, message in self.channel.arrived():
                 self._receive(rank, message)
 
-    def _say(self, message: Control, to: int | None = None) -> None:
+    def _say(self, message: control.Control, to: int | None = None) -> None:
         """Sends a control message to one rank, or to all; what is for this rank it takes at once."""
         with self.lock:
             if to in (None, self.channel.index):
@@ -352,26 +336,26 @@ class ProcessBackend(Backend):
             if to != self.channel.index:
                 self.channel.send(message, to)
 
-    def _say_waiting(self, waiting: Callable[[], Waiting] | None) -> None:
+    def _say_waiting(self, waiting: Callable[[], control.Waiting] | None) -> None:
         """Tells the others for what this rank waits, or that it goes on, unless they know."""
         with self.lock:
             if (waiting is None) == (self.channel.index in self.waiting):
                 self._say(None if waiting is None else waiting())
 
-    def _receive(self, rank: int, message: Control) -> None:
+    def _receive(self, rank: int, message: control.Control) -> None:
         match message:
-            case Entered() | Sending():
+            case control.Entered() | control.Sending():
                 if self.announced is not None:
                     self.announced.receive(rank, message)
-            case Elements():
+            case control.Elements():
                 self.transport.heard(rank, message)
-            case Joining():
+            case control.Joining():
                 self.joining[message.key][rank] = message.group_id
-            case Waiting():
+            case control.Waiting():
                 self.waiting[rank] = message
             case None:
                 self.waiting.pop(rank, None)
-            case Finished() | Failed():
+            case control.Finished() | control.Failed():
                 self.endings = {**self.endings, rank: message}  # a program goes through the old ones without the lock
 
     def _judge(self) -> None:
@@ -379,7 +363,7 @@ class ProcessBackend(Backend):
         and go on, as none can in one process."""
         with self.lock:
             if self.waiting and self.verdict is None:
-                self.verdict = verdict({**self._finished, **self.waiting}, self.channel.size)
+                self.verdict = control.verdict({**self._finished, **self.waiting}, self.channel.size)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -458,7 +442,7 @@ class ProcessCluster(Cluster):
     ``timeout_seconds`` tell each other for what, so that a deadlock is explained.
     """
 
-    def __init__(self, channel: Channel, transport: Transport, processor: Processor | None = None, *,
+    def __init__(self, channel: control.Channel, transport: Transport, processor: Processor | None = None, *,
                  capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
                  trace_rows: int | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         if not timeout_seconds > 0:

@@ -62,11 +62,6 @@ def activations_data(block: Block = EXAMPLE, blocks: int = 32, vocabulary: int =
                                         for tokens in marked) for policy in policies}))
 
 
-def _colors(style: Style) -> tuple[str, ...]:
-    """Of the policies, in their order."""
-    return (*COLORS, style.ink)
-
-
 def activations(data: Activations, style: Style = LIGHT) -> Drawing:
     """Bars of tensors, bars of policies, and lines over the sequence's length."""
     height, words = 10.8, (f"Memory of runs without data: {data.block};\n{data.model}. "
@@ -96,7 +91,7 @@ def _tensors(axes: Axes, data: Activations) -> None:
 
 def _policies(axes: Axes, data: Activations, style: Style) -> None:
     unit, name_of_unit = scale_of(max(one.peak_nbytes for one in data.policies))
-    for place, (one, more, color) in enumerate(zip(data.policies, data.arithmetic, _colors(style), strict=False)):
+    for place, (one, more, color) in enumerate(zip(data.policies, data.arithmetic, (*COLORS, style.ink), strict=False)):
         kept, peak = one.kept_nbytes / unit, one.peak_nbytes / unit
         axes.barh(place, kept, 0.7, color=color)
         axes.barh(place, peak - kept, 0.7, left=kept, **filled(color, style, hatched=True))
@@ -122,7 +117,7 @@ def _lines(axes: Axes, data: Activations, style: Style) -> None:
     unit, name_of_unit = scale_of(max(map(max, data.lines.values())))
     if unit == 1e12:  # a device's memory is given in gigabytes, however much does not fit there
         unit, name_of_unit = 1e9, "GB"
-    for (policy, column), color, mark in zip(data.lines.items(), _colors(style), MARKS, strict=False):
+    for (policy, column), color, mark in zip(data.lines.items(), (*COLORS, style.ink), MARKS, strict=False):
         axes.plot(data.lengths, [nbytes / unit for nbytes in column], color=color, linewidth=2.0)
         axes.plot(data.marked, [nbytes / unit for nbytes in data.marks[policy]], color=color, marker=mark, markersize=8,
                   linestyle="", label=policy)

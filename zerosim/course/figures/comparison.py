@@ -3,7 +3,6 @@
 Legend: N ranks.
 """
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from zerosim.display.drawing import (
 from zerosim.display.style import KIND_COLORS, rank_color
 from zerosim.display.views import words
 from zerosim.models.small import MLP
+from zerosim.numerics.files import refusal, require_writable
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.units import counted
 from zerosim.optim.elementwise import Adam
@@ -130,15 +130,8 @@ def checked_place(path: str) -> Path:
     if not place.parent.is_dir() or place.is_dir():
         raise ValueError(f"asked to draw into {path!r}, which is {'a folder' if place.is_dir() else 'in no folder'}; "
                          "name a file in a folder that exists")
-    try:
-        with tempfile.TemporaryFile(dir=place.parent):
-            return place
-    except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def _unwritable(path: str, error: OSError) -> ValueError:
-    return ValueError(f"asked to draw into {path!r}, but: {error.strerror}; name a file that can be written")
+    require_writable(place, "draw into")
+    return place
 
 
 def save_comparison(found: "Comparison", path: str, *, dark: bool = False) -> Path:
@@ -147,7 +140,7 @@ def save_comparison(found: "Comparison", path: str, *, dark: bool = False) -> Pa
     try:
         return comparison(comparison_data(found), DARK if dark else LIGHT).save(place)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise refusal(place, "draw into", error) from None
 
 
 def _losses(axes: Axes, data: ComparisonData, style: Style) -> None:

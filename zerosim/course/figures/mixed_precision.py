@@ -166,10 +166,11 @@ def mixed_precision(data: ObservedStep, style: Style = LIGHT) -> Drawing:
 def _boxes(data: ObservedStep) -> dict[str, tuple[str, str]]:
     """Of each box its heading and what stands under it."""
     return {
-        "master": ("master weights", _held(data.master)), "weights": ("weights", _held(data.weights)),
+        "master": ("master weights", _flow(data.master, "\n")), "weights": ("weights", _flow(data.weights, "\n")),
         "forward": ("forward", "reads weights\nand the batch"), "loss": ("loss", f"times S = {data.scale:,.0f}"),
         "backward": ("backward", "reads weights and\nwhat forward kept"),
-        "gradient": ("gradient, S times", _held(data.gradient)), "adam": ("Adam: m and v", _held(data.state))}
+        "gradient": ("gradient, S times", _flow(data.gradient, "\n")),
+        "adam": ("Adam: m and v", _flow(data.state, "\n"))}
 
 
 def _box(sheet: Sheet, name: str, lines: tuple[str, str]) -> None:
@@ -212,10 +213,6 @@ def _words(data: ObservedStep) -> list[tuple[Point, str, str]]:
 
 def _flow(passed: Passed, between: str = ", ") -> str:
     return f"{passed.format}{between}{passed.nbytes:,} B"
-
-
-def _held(passed: Passed) -> str:
-    return f"{passed.format}\n{passed.nbytes:,} B"
 
 
 def _per_parameter(data: ObservedStep) -> str:

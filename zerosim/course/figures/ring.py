@@ -117,13 +117,11 @@ def _message(event: RunEvent, boards: Sequence[Board], ranks: int) -> RingMessag
 
 def _after(board: Board, messages: Sequence[RingMessage], *, last: bool) -> Board:
     """The board after one step. After the ``last`` of the reduce-scatter only each rank's own chunk is still needed."""
-    cells = [list(of_rank) for of_rank in board]
+    cells, reduces = [list(of_rank) for of_rank in board], messages[0].operation == "reduce_scatter"
+    for message in messages if reduces else ():
+        cells[message.source][message.chunk] = Cell((message.source,), needed=False)
     for message in messages:
-        reduces = message.operation == "reduce_scatter"
-        if reduces:
-            cells[message.source][message.chunk] = Cell((message.source,), needed=False)
-    for message in messages:
-        own = (message.destination,) if message.operation == "reduce_scatter" else ()
+        own = (message.destination,) if reduces else ()
         cells[message.destination][message.chunk] = Cell(message.addends + own)
     if last:
         cells = [[Cell(cell.addends, needed=chunk == rank) for chunk, cell in enumerate(of_rank)]

@@ -31,10 +31,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "Reductions overlap": {"overlap": True},
     "Reductions overlap, and each unit is gathered one ahead": {"overlap": True, "prefetch": 1},
 })
-PHASES = PHASE_COLORS
 PURPOSES: Mapping[str, str] = MappingProxyType({
     purpose: PURPOSE_COLORS[purpose] for purpose in ("parameters", "gradients", "control")})
-COLORS: Mapping[str, str] = MappingProxyType({**PHASES, **PURPOSES})
+COLORS: Mapping[str, str] = MappingProxyType({**PHASE_COLORS, **PURPOSES})
 LANES: Mapping[str, int] = MappingProxyType({COMPUTATION: 1, COMMUNICATION: 0})
 BAR_HEIGHT = 0.76
 WORDS: Mapping[str, str] = MappingProxyType({
@@ -97,7 +96,7 @@ def timeline_of(what: str, runs: Mapping[str, Any], machine: Machine = MACHINE) 
         for bar in bars:
             if bar.what not in COLORS:
                 raise ValueError(f"{title!r} has bars of {bar.what!r}, which have no color here; put arithmetic "
-                                 f"into a span named {', '.join(PHASES)}, and give collectives a purpose of "
+                                 f"into a span named {', '.join(PHASE_COLORS)}, and give collectives a purpose of "
                                  f"{', '.join(PURPOSES)}")
     link = machine.network.inside
     return TimelineData(

@@ -112,13 +112,19 @@ def observe(setting: Setting, *, seed: int = 0) -> Observed:
     """Trains, and notes what is seen; an error ends the training and is noted too."""
     seen = Observed(setting, [[] for _ in range(setting.ranks)], [[] for _ in range(setting.ranks)])
     cluster = Cluster(setting.ranks, seed=seed, debug=setting.debug)
+
+    def load(rank: Rank) -> np.ndarray:
+        engine = setting.engine(rank)
+        engine.load(folder)
+        return _state(engine)
+
     with warnings.catch_warnings(record=True) as warned, tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("always")
         try:
             found = cluster.run(partial(_train, seen=seen, folder=folder))
             seen.resting, seen.saved = [nbytes for nbytes, _ in found], [state for _, state in found]
             if setting.reload_ranks:
-                seen.loaded = list(Cluster(setting.reload_ranks).run(partial(_load, setting=setting, folder=folder)))
+                seen.loaded = list(Cluster(setting.reload_ranks).run(load))
         except Exception as error:
             seen.error = f"{type(error).__name__}: {error}"
     seen.gradient_nbytes = cluster.trace.sent_nbytes("gradients")
@@ -146,12 +152,6 @@ def _train(rank: Rank, seen: Observed, folder: str) -> tuple[int, np.ndarray]:
         return resting, mine[-1]
     engine.save(folder)
     return resting, _state(engine)
-
-
-def _load(rank: Rank, setting: Setting, folder: str) -> np.ndarray:
-    engine = setting.engine(rank)
-    engine.load(folder)
-    return _state(engine)
 
 
 def _weights(engine: Engine) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 from zerosim.models.transformer import Transformer
 from zerosim.numerics.checks import LINEAR_LAYERS
 from zerosim.numerics.formats import format_of
-from zerosim.planning import activations, closed_forms, collectives, hardware
+from zerosim.planning import activations, closed_forms, collectives, flops, hardware
 from zerosim.planning.activations import Block
 from zerosim.planning.closed_forms import STAGES, Job
 from zerosim.planning.collectives import Sent, sent
@@ -18,17 +18,6 @@ from zerosim.planning.conventions import Convention, convention_of, estimate_nby
 from zerosim.planning.cost import BUS_FACTORS, bus_bytes_per_second, cost
 from zerosim.planning.cuts import ceil_cut
 from zerosim.planning.finetuning import STORED, lora
-from zerosim.planning.flops import (
-    SELECTIVE_AS_PUBLISHED,
-    eight_n,
-    matmul_flops,
-    matmuls,
-    recomputed_flops,
-    six_n,
-    six_n_and_attention,
-    step_flops,
-    utilization,
-)
 from zerosim.planning.hardware import OVERHEADS, Link, Network
 from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_parameters, model_shape
 
@@ -141,49 +130,49 @@ def layer(tensor_parallel: int, sequence_parallel: bool, recompute: str, **block
 
 def days(model: str, tokens: int, devices: int, achieved: float) -> float:
     """Of a training at 8 operations per parameter and token."""
-    return eight_n(model_shape(model).parameters, tokens) / (devices * achieved) / 86_400
+    return flops.eight_n(model_shape(model).parameters, tokens) / (devices * achieved) / 86_400
 
 
 def days_of_steps(model: str, sequence: int, tokens: int, devices: int, achieved: float) -> float:
     """By the matrix products of each sequence, blocks forward a second time: Narayanan et al. 2021, equation 3."""
     shape = PRESETS[model]
-    return step_flops(shape, 1, sequence, "block").hardware * (tokens / sequence) / (devices * achieved) / 86_400
+    return flops.step_flops(shape, 1, sequence, "block").hardware * (tokens / sequence) / (devices * achieved) / 86_400
 
 
 def mfu(model: str, batch: int, tokens: int, seconds: float, devices: int) -> float:
     """Per cent of an A100's peak that the model's operations reach."""
-    step = step_flops(PRESETS[model], batch, tokens)
-    return 100 * utilization(step.model, seconds, A100_FLOPS_PER_SECOND, devices)
+    step = flops.step_flops(PRESETS[model], batch, tokens)
+    return 100 * flops.utilization(step.model, seconds, A100_FLOPS_PER_SECOND, devices)
 
 
 def selective_flops(**block: Any) -> float:
     """Per cent of forward; attention's two products again, as the paper recomputes them."""
-    products = matmuls(Block(**block))
-    again = sum(products[name] for name in SELECTIVE_AS_PUBLISHED)
+    products = flops.matmuls(Block(**block))
+    again = sum(products[name] for name in flops.SELECTIVE_AS_PUBLISHED)
     return 100 * again / sum(products.values())
 
 
 def hardware_over_model(model: str, batch: int, tokens: int) -> float:
     """Operations made, attention's products twice, beside those of the model."""
     shape = PRESETS[model]
-    step, products = step_flops(shape, batch, tokens), matmuls(Block.of(shape, batch, tokens))
-    again = shape.blocks * sum(products[name] for name in SELECTIVE_AS_PUBLISHED)
+    step, products = flops.step_flops(shape, batch, tokens), flops.matmuls(Block.of(shape, batch, tokens))
+    again = shape.blocks * sum(products[name] for name in flops.SELECTIVE_AS_PUBLISHED)
     return (step.model + again) / step.model
 
 
 def again(policy: str, **block: Any) -> float:
     """Operations made again, beside those of a step."""
-    return recomputed_flops(Block(**block), policy) / (3 * matmul_flops(Block(**block)))
+    return flops.recomputed_flops(Block(**block), policy) / (3 * flops.matmul_flops(Block(**block)))
 
 
 def palm_mfu(tokens_per_second: float, devices: int, peak: float, **model: Any) -> float:
     """Per cent of the peak, counted as PaLM counts."""
-    return 100 * utilization(six_n_and_attention(**model) * tokens_per_second, 1, peak, devices)
+    return 100 * flops.utilization(flops.six_n_and_attention(**model) * tokens_per_second, 1, peak, devices)
 
 
 def six_n_mfu(parameters: int, tokens_per_second: float, devices: int, peak: float) -> float:
     """Per cent of the peak at 6 operations per parameter and token."""
-    return 100 * utilization(six_n(parameters, 1) * tokens_per_second, 1, peak, devices)
+    return 100 * flops.utilization(flops.six_n(parameters, 1) * tokens_per_second, 1, peak, devices)
 
 
 def derived(states: Callable[..., float], bytes_per_parameter: Callable[..., float], vectors: Callable[..., float],
@@ -296,7 +285,7 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "probabilities": lambda **block: tensor("probabilities", 1, 1e6, **block),
     "probabilities of all": lambda blocks, **block: tensor("probabilities", blocks, 1e9, **block),
     "best segment": lambda blocks, **block: activations.best_segment(Block(**block), blocks),
-    "scores": lambda **block: matmuls(Block(**block))["scores"] / 1e9,
+    "scores": lambda **block: flops.matmuls(Block(**block))["scores"] / 1e9,
     "5as/h": lambda **block: 5 * Block(**block).square / Block(**block).stream,
     "selective saving": selective_saving, "layer": layer,
     # 12·BLd elements of each block, attention's square left out; and 16·BLd + 2·BHL². Of 2 bytes each.
@@ -306,14 +295,14 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "checkpoints": lambda blocks, **block: blocks * 2 * Block(**block).stream / UNITS["TiB"],
     "overhead": lambda which: sum(getattr(OVERHEADS[name], f"{which}_nbytes") for name in TEXTS_OVERHEADS) / 1e9,
     "6PD": lambda tokens, model="", parameters=0:
-        six_n(parameters or model_shape(model).parameters, tokens),
+        flops.six_n(parameters or model_shape(model).parameters, tokens),
     "days": days, "mfu": mfu,
     "days of steps": days_of_steps,
     "days at 6PD": lambda parameters, tokens, devices, achieved:
-        six_n(parameters, tokens) / (devices * achieved) / 86_400,
-    "forward": lambda model, batch, tokens: step_flops(PRESETS[model], batch, tokens).forward,
-    "step": lambda model, batch, tokens: step_flops(PRESETS[model], batch, tokens).model,
-    "6N and attention": lambda tokens, **model: tokens * six_n_and_attention(tokens=tokens, **model),
+        flops.six_n(parameters, tokens) / (devices * achieved) / 86_400,
+    "forward": lambda model, batch, tokens: flops.step_flops(PRESETS[model], batch, tokens).forward,
+    "step": lambda model, batch, tokens: flops.step_flops(PRESETS[model], batch, tokens).model,
+    "6N and attention": lambda tokens, **model: tokens * flops.six_n_and_attention(tokens=tokens, **model),
     "hardware over model": hardware_over_model, "selective flops": selective_flops, "again": again,
     "palm mfu": palm_mfu, "6N mfu": six_n_mfu,
     "spacing": lambda formats: 2.0 ** (format_of(formats[1]).mantissa_bits - format_of(formats[0]).mantissa_bits),

@@ -5,20 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.course.puzzles import watching
 from zerosim.course.puzzles.compare import wrong_result
 from zerosim.course.puzzles.judging import judged
 from zerosim.course.puzzles.puzzle import Answer, Case, Puzzle
 from zerosim.course.puzzles.score import Measured, Refused, Score
-from zerosim.course.puzzles.watching import (
-    Audit,
-    AuditedRank,
-    SilencedRank,
-    audited,
-    measured,
-    refuse_few_bytes,
-    refuse_unheard,
-    run,
-)
 from zerosim.numerics.arrays import checksum
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
@@ -47,18 +38,13 @@ def check_answer(puzzle: Puzzle, answer: Answer) -> Score:
 
 def _attempts(puzzle: Puzzle, answer: Answer) -> Iterator[Measured]:
     """The measurements of each case, and whatever else an answer must stand before and after them."""
+    few = [puzzle.case(SILENCED_RANKS, length) for length in puzzle.sizes[SILENCED_RANKS]]
     for number, case in enumerate(puzzle.cases()):
         yield attempt(puzzle, case, answer)
         if number == 0:
-            _try_silenced(puzzle, answer)
+            watching.refuse_unheard(few[-1].where, lambda: [attempt(puzzle, one, answer, silenced=True) for one in few])
     _try_other_worlds(puzzle, answer)
     _audit(puzzle, answer)
-
-
-def _try_silenced(puzzle: Puzzle, answer: Answer) -> None:
-    """Refuses an answer that is right in every case of three ranks although all messages arrive as NaN."""
-    cases = [puzzle.case(SILENCED_RANKS, length) for length in puzzle.sizes[SILENCED_RANKS]]
-    refuse_unheard(cases[-1].where, lambda: [attempt(puzzle, case, answer, silenced=True) for case in cases])
 
 
 def _right(puzzle: Puzzle, rows: list[Measured]) -> str:
@@ -68,7 +54,7 @@ def _right(puzzle: Puzzle, rows: list[Measured]) -> str:
 
 
 def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug: bool = False,
-            audit: Audit | None = None, silenced: bool = False) -> Measured:
+            audit: watching.Audit | None = None, silenced: bool = False) -> Measured:
     """One case: what it measured. Raises Refused where the answer is wrong, Hole where it has one."""
     cluster = Cluster(case.ranks, seed=seed, debug=debug, workers=1)  # so that the audit sees all that it makes
     found = _run(cluster, puzzle, case, answer, audit=audit, silenced=silenced)
@@ -76,15 +62,16 @@ def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug:
         rank, what = wrong
         raise Refused(f"On {case.where} rank {rank} {what}")
     _refuse_forbidden_calls(puzzle, case, cluster)
-    least = case.least_sent_nbytes
-    refuse_few_bytes(case.where, cluster, sum(sum(one.nbytes) for one in case.collectives) if least is None else least)
-    row = measured(cluster, case.title, case.target)
+    if (least := case.least_sent_nbytes) is None:
+        least = sum(sum(one.nbytes) for one in case.collectives)
+    watching.refuse_few_bytes(case.where, cluster, least)
+    row = watching.measured(cluster, case.title, case.target)
     if said := case.look(cluster.trace):
         raise Refused(f"On {case.where} {said}")
     return row
 
 
-def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit: Audit | None,
+def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit: watching.Audit | None,
          silenced: bool) -> list[Any]:
     """The result of each rank; Refused for whatever is raised on the way."""
     changed: list[tuple[int, str]] = []
@@ -93,10 +80,10 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
         if audit is not None:
             from greenlet import getcurrent
 
-            seen = audit[getcurrent()] = AuditedRank(rank.memory)
+            seen = audit[getcurrent()] = watching.AuditedRank(rank.memory)
         given = case.arguments(rank)
         before = [_bits(value) for value in given]
-        result = answer(SilencedRank.of(rank) if silenced else rank, *given)
+        result = answer(watching.SilencedRank.of(rank) if silenced else rank, *given)
         for name, value, bits in zip(puzzle.parameters, given, before, strict=True):
             if name not in puzzle.changes and _bits(value) != bits:
                 changed.append((rank.index, name))
@@ -106,7 +93,7 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
             seen.resume()
         return result
 
-    found = list(run(cluster, case.where, program))
+    found = list(watching.run(cluster, case.where, program))
     if changed:
         rank, name = min(changed)
         raise Refused(f"On {case.where} rank {rank} changed its argument {name}, which is read-only; write, and "
@@ -145,7 +132,7 @@ def _audit(puzzle: Puzzle, answer: Answer) -> None:
     if not puzzle.audit_length:
         return
     case = puzzle.case(AUDIT_RANKS, puzzle.audit_length)
-    with audited() as audit:
+    with watching.audited() as audit:
         attempt(puzzle, case, answer, audit=audit)
         for index, rank in enumerate(audit.values()):
             missed = [nbytes for nbytes, share in ((rank.missed_at_rest_nbytes, AT_REST_SHARDS),

@@ -22,7 +22,8 @@ def wrong_result(case: Case, found: Sequence[Any], names: Sequence[str]) -> tupl
             return rank, "returned a list that contains itself"
         text = _difference(value, case.expected[rank], bounds[rank], names)
         if text:
-            known = next((what for what, results in case.mistakes.items() if _is(found, results, bounds)), None)
+            known = next((what for what, results in case.mistakes.items() if all(  # every rank returned what it returns
+                _difference(*of_rank, ()) is None for of_rank in zip(found, results, bounds, strict=True))), None)
             return rank, f"{known or 'returned what is wrong'}: {text}"
     return None
 
@@ -33,18 +34,6 @@ def _holds_itself(value: Any) -> bool:
     except RecursionError:
         return True
     return False
-
-
-def _is(found: Sequence[Any], results: Sequence[Any], bounds: Sequence[Any]) -> bool:
-    """True when every rank returned what this mistake returns, and that is wrong here."""
-    return all(_difference(*of_rank, ()) is None for of_rank in zip(found, results, bounds, strict=True))
-
-
-def _aligned(found: Any, expected: Any, names: Sequence[str]) -> tuple[list[Leaf], list[Leaf]]:
-    """The leaves of both, where they have the same structure; else the two values as they are."""
-    if _structure(found) == _structure(expected):
-        return list(_leaves(found, names)), list(_leaves(expected, names))
-    return [("", found)], [("", expected)]
 
 
 def _structure(value: Any) -> Any:
@@ -60,21 +49,30 @@ def _leaves(value: Any, names: Sequence[str], place: str = "") -> Iterator[Leaf]
         yield from _leaves(item, (), f"{place}, {name}" if place else name)
 
 
-def _wrong_kind(place: str, found: Any, expected: Any) -> str | None:
-    """The words for a result of another kind, shape or dtype than expected; None where it has the right ones."""
+def _wrong(place: str, found: Any, expected: Any, bound: Any) -> str | None:
+    """The words for a result of another kind, shape or dtype than expected, or of another value; None for a right one.
+    """
     name = place or "the result"
     if isinstance(expected, list | tuple):
         return f"{name} is {_kind(found)} where {len(expected)} things are expected"
     if not isinstance(expected, np.ndarray):
-        fits = isinstance(found, bool | int | float | np.generic)
-        return None if fits else f"{name} is {_kind(found)} where {expected!r} is expected"
+        is_number = isinstance(found, bool | int | float | np.generic)
+        what = repr(found) if is_number else _kind(found)
+        return None if is_number and found == expected else f"{name} is {what} where {expected!r} is expected"
     if not isinstance(found, np.ndarray):
         return f"{name} is {_kind(found)} where an array of shape {expected.shape} is expected"
     if found.shape != expected.shape:
         return f"{name} has shape {found.shape} where {expected.shape} is expected"
     if found.dtype != expected.dtype:
         return f"{name} is {found.dtype} where {expected.dtype} is expected"
-    return None
+    wrong = _wrong_elements(found, expected, bound)
+    if not wrong.size:
+        return None
+    at = int(wrong[0])
+    one, right = found.reshape(-1)[at], expected.reshape(-1)[at]
+    where = f"element {at}" + (f" of {place}" if place else "")
+    near = _near(found, expected) if bound is None else ""
+    return f"{where} is {one} where {right} is expected{near}"
 
 
 def _kind(value: Any) -> str:
@@ -89,27 +87,12 @@ def _kind(value: Any) -> str:
 
 def _difference(found: Any, expected: Any, bounds: Any, names: Sequence[str]) -> str | None:
     """The words for the first leaf that is not as expected; None where all are."""
-    a, b = _aligned(found, expected, names)
+    if _structure(found) != _structure(expected):
+        return _wrong("", found, expected, None)
+    a, b = list(_leaves(found, names)), list(_leaves(expected, names))
     allowed = [None] * len(b) if bounds is None else [leaf for _, leaf in _leaves(bounds, ())]
-    for (place, one), (_, right), bound in zip(a, b, allowed, strict=True):
-        text = _wrong_kind(place, one, right) or _other_value(place, one, right, bound)
-        if text:
-            return text
-    return None
-
-
-def _other_value(place: str, found: Any, expected: Any, bound: Any) -> str | None:
-    name = place or "the result"
-    if not isinstance(expected, np.ndarray):
-        return None if found == expected else f"{name} is {found!r} where {expected!r} is expected"
-    wrong = _wrong_elements(found, expected, bound)
-    if not wrong.size:
-        return None
-    at = int(wrong[0])
-    one, right = found.reshape(-1)[at], expected.reshape(-1)[at]
-    where = f"element {at}" + (f" of {place}" if place else "")
-    near = _near(found, expected) if bound is None else ""
-    return f"{where} is {one} where {right} is expected{near}"
+    return next(filter(None, (_wrong(place, one, right, bound) for (place, one), (_, right), bound in zip(
+        a, b, allowed, strict=True))), None)
 
 
 def _wrong_elements(found: np.ndarray, expected: np.ndarray, bound: Any) -> np.ndarray:

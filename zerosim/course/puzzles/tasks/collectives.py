@@ -48,13 +48,12 @@ def ring(ranks: int, length: int) -> Case:
     without = [ordered_sum([xs[(c + 1 + step) % ranks][own] for step in range(max(1, ranks - 1))])
                for c, own in enumerate(cut)]
     chunk = -(-length // ranks)
+    leftwards: dict[str, list[np.ndarray]] = {}
     if length % ranks == 0:  # else messages do not fit, which is said before any result is there
         passed = [[(rank - 1 - step) % ranks for step in range(ranks)] for rank in range(ranks)]
         leftwards = {"sent to its left neighbor, and received from its right one": [
             ordered_sum([xs[other][cut[(other - 1 - step) % ranks]] for step, other in enumerate(others)])
             for others in passed]}
-    else:
-        leftwards = {}
     return Case(
         ranks, f"n={length}", vector_of(xs), chunks(total, ranks),
         4 * (length + 2 * chunk), [traffic("reduce_scatter", length, ranks)],

@@ -11,7 +11,7 @@ import numpy as np
 from zerosim.course.puzzles.expected import Array, chunk_slices, chunks, data, ring_sum, traffic
 from zerosim.course.puzzles.puzzle import Case, Mistakes, held_copy
 from zerosim.ranks.rank import Rank
-from zerosim.ranks.trace import Collective, Compute, Held, Trace, Traces, Wait
+from zerosim.ranks.trace import Collective, Compute, Held, Traces, Wait
 
 LAYERS = 4
 
@@ -187,21 +187,17 @@ def overlap(ranks: int, length: int) -> Case:
 
 def exposed(traces: Traces) -> str | None:
     """Words for a reduction that nothing was computed beside; None where each but the last is hidden."""
-    return next((said for trace in traces if (said := _exposed(trace))), None)
-
-
-def _exposed(trace: Trace) -> str | None:
-    rows = trace.rows
-    calls = [(place, row) for place, row in enumerate(rows) if isinstance(row, Collective)]
-    for number, (place, row) in enumerate(calls):
-        if not row.asynchronous:
-            return (f"reduction {number} of {len(calls)} stands and waits: it was called without async_op=True, and "
-                    "nothing is computed while it travels")
-        wait = next(at for at, other in enumerate(rows) if isinstance(other, Wait) and other.call is row.call)
-        hidden = any(isinstance(other, Compute) for other in rows[place:wait])
-        if not hidden and number < len(calls) - 1:
-            return (f"reduction {number} of {len(calls)} is waited for before anything is computed: issue it, compute "
-                    "the next gradient, and only then wait")
+    for rows in (trace.rows for trace in traces):
+        calls = [(place, row) for place, row in enumerate(rows) if isinstance(row, Collective)]
+        for number, (place, row) in enumerate(calls):
+            if not row.asynchronous:
+                return (f"reduction {number} of {len(calls)} stands and waits: it was called without async_op=True, "
+                        "and nothing is computed while it travels")
+            wait = next(at for at, other in enumerate(rows) if isinstance(other, Wait) and other.call is row.call)
+            hidden = any(isinstance(other, Compute) for other in rows[place:wait])
+            if not hidden and number < len(calls) - 1:
+                return (f"reduction {number} of {len(calls)} is waited for before anything is computed: issue it, "
+                        "compute the next gradient, and only then wait")
     return None
 
 
