@@ -115,18 +115,14 @@ def check_product(a: Array, b: Array, bias: Array | None, out: Array) -> None:
         raise ValueError(f"matmul needs a (m, k), b (k, n), bias (n,) if any, and out (m, n), got {found}")
 
 
-WHOLE_NUMBERS = (int, np.integer)
-NUMBERS = (*WHOLE_NUMBERS, float, np.floating)
-
-
 def is_count(value: object) -> bool:
     """True for a whole number, which True and 2.0 are not."""
-    return isinstance(value, WHOLE_NUMBERS) and not isinstance(value, bool)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
     """True for Python's and NumPy's real numbers, which True and "1" are not."""
-    return isinstance(value, NUMBERS) and not isinstance(value, bool)
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 def is_finite_number(value: object) -> bool:
