@@ -110,7 +110,6 @@ def _scalings(k: CupyKernels, n: int) -> Iterator[Call]:
     x, out = filled(k, n, "bf16"), filled(k, n)
     yield called(k, "multiply_rounded", x, 3.0, out, of="bf16", streams=True)
     yield called(k, "divide_rounded", x, 3.0, out, of="bf16", streams=True)
-    yield called(k, "accumulate", out, x, of="bf16", nbytes=x.nbytes + 2 * out.nbytes, streams=True)
     yield called(k, "quantized", out, "fp8_e4m3", nbytes=2 * out.nbytes)
 
 

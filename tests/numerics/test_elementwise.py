@@ -79,6 +79,9 @@ def test_results_depend_on_neither_blocks_nor_memory_nor_the_users_error_state(r
                     over = [memory[:length] if other == place else x for other, x in enumerate(xs)]
                     apply(*over, memory[len(memory) - length:])
                     assert same(memory[len(memory) - length:].copy(), whole), here
+                    over = [np.repeat(x, 2)[::2] for x in xs]
+                    apply(*over, over[place])
+                    assert same(over[place].copy(), whole), here
             spread, out = [np.repeat(x, 2)[::2] for x in xs], np.zeros((length, 3), dtype)
             apply(*spread, out[:, 1])
             assert same(out[:, 1].copy(), whole), here
@@ -175,18 +178,6 @@ def test_extrema_propagate_nan_and_order_the_zeros(row: Row, name: str) -> None:
     expected = (largest if name == "maximum_rounded" else smallest).repeat(1000).astype(row.dtype)
     for xs in ([a, b], [b, a]):
         assert same(applied(getattr(kernels.NumpyKernels(), name), xs, row.dtype), expected)
-
-
-@by_row
-def test_accumulate_adds_in_the_totals_own_width(row: Row) -> None:
-    x = cast(awkward_floats(BLOCK + 3, 3), row.dtype)
-    for container in (F32, F64):
-        total = cast(awkward_floats(BLOCK + 3, 4), container)
-        with np.errstate(all="ignore"):
-            expected = total + x.astype(container)
-        with np.errstate(all="raise"):
-            kernels.NumpyKernels().accumulate(total, x)
-        assert same(total, expected)
 
 
 @by_row

@@ -35,9 +35,6 @@ KERNELS: list[Refusal] = [
     (lambda: K.sum_rounded([], Z(2)), "sum_rounded needs at least one addend, got none"),
     (lambda: K.sum_rounded([Z(2), Z(3)], Z(2)),
      "sum_rounded needs arrays of one shape, got out (2,), addend 0 (2,), addend 1 (3,)"),
-    (lambda: K.accumulate(Z(2, F4), Z(3, F4)), "accumulate needs arrays of one shape, got total (2,), x (3,)"),
-    (lambda: K.accumulate(Z(2, F2), Z(2, F2)), "accumulate adds up in float32 or float64, got a total of type float16; "
-     "add_rounded adds in low precision"),
     *[(partial(K.matmul, Z(a), Z(b), bias=None if bias is None else Z(bias), out=Z(out)),
        f"matmul needs a (m, k), b (k, n), bias (n,) if any, and out (m, n), got a {a}, b {b}, ")
       for a, b, bias, out in [((2, 3), (4, 5), None, (2, 5)), ((2, 3), (3, 5), (4,), (2, 5)),

@@ -102,20 +102,25 @@ def in_blocks(out: Array, *inputs: Array) -> Iterator[list[Array]]:
     """Each block of ``out`` (n,), to be written, and those of the inputs beside it; of one shape, any strides.
 
     An input is copied first where it is strided, or shares memory with `out` without being the same elements in the
-    same type: what a block overwrites would be read in the next one. An `out` with gaps is written to at the end.
+    same type: what a block overwrites would be read in the next one; one that is, comes as the same object. An `out`
+    with gaps is written to at the end.
     """
-    row = out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
-    rows = [_row_beside(x, row) for x in inputs]
-    for first in range(0, row.size, BLOCK):
-        yield [x[first : first + BLOCK] for x in (row, *rows)]
-    if not out.flags.c_contiguous:
+    whole = out.flags.c_contiguous
+    row = out.reshape(-1) if whole else np.empty(out.size, out.dtype)
+    rows = [row if whole and x is out else _row_beside(x, row) for x in inputs]
+    for here in spans(row.size):
+        block = row if row.size <= BLOCK else row[here]
+        yield [block, *[block if x is row else x[here] for x in rows]]
+    if not whole:
         out[...] = row.reshape(out.shape)
 
 
 def _row_beside(x: Array, out: Array) -> Array:
     """x as one row of elements that may be read while `out` is written block by block."""
     row = x.reshape(-1)
-    return row.copy() if np.may_share_memory(row, out) and not is_same_memory(row, out) else row
+    if not np.may_share_memory(row, out):
+        return row
+    return out if is_same_memory(row, out) else row.copy()
 
 
 # -- Questions asked of any array --------------------------------------------------------------------------------------
@@ -205,7 +210,8 @@ def may_share_memory(a: AnyArray, b: AnyArray) -> bool:
 
 def is_same_memory(a: AnyArray, b: AnyArray) -> bool:
     """True when both arrays are views of the same elements in the same order."""
-    return (start(a), a.shape, a.strides, a.dtype) == (start(b), b.shape, b.strides, b.dtype)
+    alike = (a.shape, a.strides, a.dtype) == (b.shape, b.strides, b.dtype)
+    return a is b or (alike and start(a) == start(b))
 
 
 def contiguous(x: Any) -> AnyArray:

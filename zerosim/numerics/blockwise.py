@@ -14,16 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import BLOCK, Array, Scratch, in_blocks, spans
-from zerosim.numerics.checks import FP32, FP64, work_type
+from zerosim.numerics.arrays import BLOCK, SMALL, Array, Scratch, in_blocks, spans
+from zerosim.numerics.checks import FLOATING, FP32, FP64, work_type
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.rounding import casts_itself, nearest_block, pack_block, unpack_block
+from zerosim.numerics.rounding import nearest_block, pack_block, unpack_block
 
 # A user's errstate decides about warnings of the user's own arithmetic. In kernels infinities and NaN are results.
 quiet = np.errstate(all="ignore")
 
 # Called with blocks of the inputs and, last, the block that it writes; all (n,), of one type.
 Operation = Callable[..., object]
+
+
+_FAST = ({FP32, FORMATS["bf16"].dtype}, {FP32, FP64})  # bf16 is the upper half of an fp32
+
+
+def casts_itself(x: Array, out: Array) -> bool:
+    """True where the types' own cast rounds once, and as fast as the memory, or few elements."""
+    types = {x.dtype, out.dtype}
+    return len(types) == 1 or types in _FAST or (out.size <= SMALL and FP32 in types and types <= FLOATING)
 
 
 def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
@@ -33,7 +42,7 @@ def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
         wide = scratch.array("cast fp64", x.size, FP64)
         nearest_block(x, wide, format_of(out.dtype), scratch)
         x = wide
-    if casts_itself(x.dtype, out.dtype):
+    if casts_itself(x, out):
         np.copyto(out, x, casting="unsafe")
     elif x.dtype == FP32:
         pack_block(x, out, scratch)
@@ -105,10 +114,12 @@ class BlockKernels:
         `with_scratch` its first argument is a scratch memory.
         """
         work = work or work_type(*inputs, out)
+        scratch = [self.scratch_memory] if with_scratch else []
         for here, *rest in in_blocks(out, *inputs):
-            apart = not in_place and any(np.may_share_memory(x, here) for x in rest)
-            result = self.room("apart", here.size, work) if apart else here
-            self.apply(function, rest, result, work, with_scratch=with_scratch)
+            apart = here.dtype != work or (not in_place and any(x is here for x in rest))
+            result = self.room("result", here.size, work) if apart else here
+            blocks = [x if x.dtype == work else self.wide(f"input {i}", x, work) for i, x in enumerate(rest)]
+            function(*scratch, *blocks, result)
             self.round_into(result, here)
 
     def uploaded(self, x: Array) -> Array:
@@ -132,6 +143,9 @@ class BlockKernels:
         """out becomes `wide`, each value rounded once, unless they are one and the same; any strides."""
         if wide is out:
             return
+        if wide.dtype == out.dtype and wide.shape == out.shape:
+            np.copyto(out, wide)
+            return
         row = out if out.flags.c_contiguous else self.room("rounded", out.shape, out.dtype)
         self._cast(wide.reshape(-1), row.reshape(-1))
         if row is not out:
@@ -154,7 +168,10 @@ class BlockKernels:
         """out (n,) = x (n,), both contiguous, block by block where it takes several operations."""
         if x.size != out.size:
             raise ValueError(f"{x.size} numbers were to be written to an array of {out.size}; pass one of their shape")
-        for span in spans(out.size, max(1, out.size) if casts_itself(x.dtype, out.dtype) else BLOCK):
+        if casts_itself(x, out):
+            np.copyto(out, x, casting="unsafe")
+            return
+        for span in spans(out.size):
             cast_block(x[span], out[span], self.scratch_memory)
 
     def matrix(self, name: str, x: Array, dtype: np.dtype[Any]) -> Array:

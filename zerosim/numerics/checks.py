@@ -41,6 +41,7 @@ def unknown_name(asked: str, name: object, known: Collection[str], offer: str = 
 
 FP32, FP64 = np.dtype(np.float32), np.dtype(np.float64)
 FLOATING = frozenset(fmt.dtype for fmt in FORMATS.values()) | {FP64}
+LARGEST = {dtype: float(np.finfo(dtype).max) for dtype in (FP32, FP64)}  # finite numbers of the types to compute in
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
@@ -50,7 +51,10 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 def work_type(*arrays: Array) -> np.dtype[Any]:
     """The type to compute in: float64 if any array is, else float32."""
-    return FP64 if FP64 in [x.dtype for x in arrays] else FP32
+    for x in arrays:
+        if x.dtype == FP64:
+            return FP64
+    return FP32
 
 
 def split_divisor(divisor: float, work: np.dtype[Any]) -> tuple[float, float]:
@@ -59,7 +63,7 @@ def split_divisor(divisor: float, work: np.dtype[Any]) -> tuple[float, float]:
 
     x·factor is rounded only where it is subnormal, and where that is so the quotient is 0.
     """
-    largest = float(np.finfo(work).max)
+    largest = LARGEST[work]
     if not largest < abs(divisor) < math.inf:
         return 1.0, divisor
     surplus = math.frexp(divisor)[1] - math.frexp(largest)[1] + 1  # one more, as rounding may go up
@@ -98,7 +102,7 @@ def check_same_type(call: str, a: Array, out: Array) -> None:
 
 def check_product(a: Array, b: Array, bias: Array | None, out: Array) -> None:
     """Raises ValueError unless a (m, k), b (k, n), bias (n,), out (m, n) fit and are of floating point."""
-    arrays = {"a": a, "b": b, "out": out} | ({} if bias is None else {"bias": bias})
+    arrays = {"a": a, "b": b, "out": out} if bias is None else {"a": a, "b": b, "out": out, "bias": bias}
     check_floating("matmul", **arrays)
     fits = (
         a.ndim == b.ndim == out.ndim == 2

@@ -24,7 +24,6 @@ import numpy.typing as npt
 from zerosim.numerics import layer_kernels
 from zerosim.numerics.arrays import (
     BLOCK,
-    SMALL,
     WIDE_BLOCK,
     Array,
     Scratch,
@@ -42,11 +41,13 @@ from zerosim.numerics.blockwise import (
     PerColumn,
     PerRow,
     cast_block,
+    casts_itself,
     extremum,
     nonfinite_codes,
     quiet,
 )
 from zerosim.numerics.checks import (
+    FLOATING,
     FP32,
     FP64,
     check_floating,
@@ -278,7 +279,7 @@ class NumpyKernels(BlockKernels):
         becomes infinite, or NaN in e4m3.
         """
         check_shapes("cast_pack", x=x, out=out)
-        if x.dtype == out.dtype or _is_small_cast(x, out):
+        if casts_itself(x, out):
             np.copyto(out, x, casting="unsafe")
             return
         check_floating("cast_pack", x=x, out=out)
@@ -368,24 +369,15 @@ class NumpyKernels(BlockKernels):
         self.run_blocks(_division_by(divisor, work_type(x, out)), (x,), out, in_place=True)
 
     @quiet
-    def accumulate(self, total: Array, x: Array) -> None:
-        """total += x, widened to total's type, which is float32 or float64; equal shapes."""
-        check_operands("accumulate", total=total, x=x)
-        if total.dtype not in (FP32, FP64):
-            raise ValueError(
-                f"accumulate adds up in float32 or float64, got a total of type {total.dtype.name}; "
-                "add_rounded adds in low precision"
-            )
-        self.run_blocks(np.add, (total, x), total, work=total.dtype, in_place=True)
-
-    @quiet
     def elementwise(self, function: Operation, *inputs: Array, out: Array) -> None:
         """out = function of the inputs, element by element, in float32 (float64 if any array is), rounded once.
 
         `function(*blocks, result)` is called for each block of at most BLOCK elements, all (n,), and writes
         `result`, which shares no memory with the blocks. It must not call these kernels. Equal shapes.
         """
-        check_operands("elementwise", out=out, **{f"input {i}": x for i, x in enumerate(inputs)})
+        for x in (out, *inputs):
+            if x.shape != out.shape or x.dtype not in FLOATING:
+                check_operands("elementwise", out=out, **{f"input {i}": each for i, each in enumerate(inputs)})
         self.run_blocks(function, inputs, out)
 
     # --- products, sums, tests ------------------------------------------------------------------------------
@@ -437,7 +429,7 @@ class NumpyKernels(BlockKernels):
             else:
                 np.add.reduce(rows, axis=0, out=total)
         np.add(total, 0, out=total)  # whether NumPy's sum of negative zeros is negative depends on its version
-        self.cast_pack(total, out)
+        self.round_into(total, out)
 
     @quiet
     def all_finite(self, x: Array) -> bool:
@@ -447,15 +439,15 @@ class NumpyKernels(BlockKernels):
             return True
         (mask, first), row = constants, x.reshape(-1)
         for span in spans(row.size):
-            code = self.room("magnitude code", row[span].size, mask.dtype)
-            np.bitwise_and(row[span].view(mask.dtype), mask, out=code)
-            if code.max() >= first:
+            codes = row[span].view(mask.dtype)
+            magnitudes = np.bitwise_and(codes, mask, out=self.room("magnitude code", codes.size, mask.dtype))
+            if np.maximum.reduce(magnitudes) >= first:
                 return False
         return True
 
     def count_nan(self, x: Array) -> int:
         """The number of elements that are NaN; none of a type that has no NaN. Any type, byte order and strides."""
-        return int(np.isnan(x).sum()) if is_floating(x.dtype.newbyteorder("=")) else 0
+        return int(np.count_nonzero(np.isnan(x))) if is_floating(x.dtype.newbyteorder("=")) else 0
 
     def largest_finite(self, x: Array) -> float:
         """The largest of the magnitudes in float32 that are finite; 0 where there is none."""
@@ -487,8 +479,9 @@ class NumpyKernels(BlockKernels):
         All in float32, of one shape and without gaps; the function sees rows (b,), and scratch that holds whatever was
         in it. Raises ValueError for other arrays.
         """
-        check_shapes("step_blocks", **{f"array {i}": x for i, x in enumerate(arrays)})
         for i, x in enumerate(arrays):
+            if x.shape != arrays[0].shape:
+                check_shapes("step_blocks", **{f"array {i}": each for i, each in enumerate(arrays)})
             if x.dtype != FP32 or not x.flags.c_contiguous:
                 gaps = "" if x.flags.c_contiguous else ", with gaps or in another order"
                 raise ValueError(f"step_blocks needs arrays of float32 in C order, got array {i} {x.shape} of type "
@@ -527,12 +520,6 @@ def _scaled(divide: Operation, factor: Any, block: Array, result: Array) -> None
     divide(block, result)
     if factor != 1:
         np.multiply(result, factor, out=result)
-
-
-def _is_small_cast(x: Array, out: Array) -> bool:
-    """True if the array types' own cast will do, which rounds float32 once to each format."""
-    floating = is_floating(x.dtype) and is_floating(out.dtype)
-    return out.size <= SMALL and floating and FP32 in (x.dtype, out.dtype)
 
 
 # -- The kernels of arrays without data --------------------------------------------------------------------------------

@@ -273,12 +273,6 @@ def errors_in_ulps(found: Array, expected: Array, scale: npt.ArrayLike = 0.0) ->
 _BF16 = FORMATS["bf16"].dtype
 
 
-@cache
-def casts_itself(x: np.dtype[Any], out: np.dtype[Any]) -> bool:
-    """True where the types' own cast rounds once, as fast as the memory: bf16 is the upper half of an fp32."""
-    return x == out or {x, out} in ({np.dtype(np.float32), other} for other in (_BF16, np.dtype(np.float64)))
-
-
 def pack_block(x: npt.NDArray[np.float32], out: Array, scratch: Scratch) -> None:
     """out (n,), of the array type of fp16 or fp8, becomes x (n,) rounded to nearest even; n <= BLOCK.
 

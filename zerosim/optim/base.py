@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -77,20 +76,22 @@ class UpdateContext:
         self.note(flops=8 * len(a)**3 // 3, nbytes=2 * a.nbytes)
 
 
-@contextmanager
 def upcast(kernels: Any, empty: Callable[[str, tuple[int, ...]], Array],
-           at_rest: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """The arrays in fp32: those that are so already themselves, the others as copies, in ``empty(name, shape)``.
+           at_rest: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays in fp32: those that are so already themselves, the others as copies, in ``empty(name, shape)``, which
+    `round_back` ends."""
+    wide = {name: array if array.dtype == FP32 else empty(name, array.shape) for name, array in at_rest.items()}
+    for name, array in at_rest.items():
+        if wide[name] is not array:
+            kernels.cast_pack(array, wide[name])
+    return wide
 
-    On exit what was written to a copy is rounded to its array's format, to nearest even, once.
-    """
-    copies = {name: array if array.dtype == FP32 else empty(name, array.shape) for name, array in at_rest.items()}
-    narrow = [name for name, copy in copies.items() if copy is not at_rest[name]]
-    for name in narrow:
-        kernels.cast_pack(at_rest[name], copies[name])
-    yield copies
-    for name in narrow:
-        kernels.cast_pack(copies[name], at_rest[name])
+
+def round_back(kernels: Any, wide: Mapping[str, Array], at_rest: Mapping[str, Array]) -> None:
+    """What was written to a copy that `upcast` made is rounded to its array's format, to nearest even, once."""
+    for name, array in at_rest.items():
+        if wide[name] is not array:
+            kernels.cast_pack(wide[name], array)
 
 
 # -- The contract ------------------------------------------------------------------------------------------------------
@@ -149,8 +150,8 @@ class Optimizer(ABC):
         the slot that it was handed is lost when the step is over."""
         handed = dict(state)
         self.update(ctx, w, g, state, step)
-        changed = [name for name in {**handed, **state} if state.get(name) is not handed.get(name)]
-        if changed:
+        if len(state) != len(handed) or any(state.get(name) is not x for name, x in handed.items()):
+            changed = [name for name in {**handed, **state} if state.get(name) is not handed.get(name)]
             raise BrokenPromise(f"{type(self).__name__}.update replaced the state {', '.join(map(repr, changed))}, "
                                 "and what it put there would be lost; declare it in slots(), and write into it: "
                                 f"state[{changed[0]!r}][...] = ...")
@@ -197,12 +198,11 @@ def require_update(optimizer: Optimizer, w: Array, g: Array, state: State, step:
                              "and pays in bytes sent, or give this parameter an elementwise optimizer by a Group")
         raise ValueError(f"{where} asked for the state {_listed(slots)} of a tensor {w.shape}, and found "
                          f"{_listed(state)}; allocate what slots() names, as zeros")
-    flat = optimizer.cut_of(w.shape) == "anywhere"
-    remedy = "hand it flat fp32 shards" if flat else "hand it the whole tensor in its own shape"
-    wanted = {"w": w.shape, "g": w.shape} | {name: slot.shape for name, slot in slots.items()}
+    flat, own = optimizer.cut_of(w.shape) == "anywhere", w.shape
     for name, array in {"w": w, "g": g, **state}.items():
-        shape = (w.size,) if flat else wanted[name]
-        if array.dtype != np.float32 or array.shape != shape:
+        shape = (w.size,) if flat else slots[name].shape if name in slots else own
+        if array.dtype != FP32 or array.shape != shape:
+            remedy = "hand it flat fp32 shards" if flat else "hand it the whole tensor in its own shape"
             raise ValueError(f"{where} asked for {name} in float32 of shape {shape}, and found {array.dtype} of shape "
                              f"{array.shape}; {remedy}")
     if not is_count(step) or step < 1:

@@ -262,7 +262,7 @@ class Shampoo(MatrixOptimizer):
         factors = (state["left"], state["right"])
         roots = outer_products(ctx, g)
         for factor, root in zip(factors, roots, strict=True):
-            ctx.kernels.accumulate(factor, root)
+            ctx.kernels.add_rounded(factor, root, factor)
             ctx.symmetric_power(factor, -0.25, self.epsilon, root)
         move(ctx, w, between(ctx, roots[0], g, roots[1]), self.lr)
 

@@ -8,7 +8,7 @@ from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import FP32, require_shape
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.optim.base import Optimizer, UpdateContext, upcast
+from zerosim.optim.base import Optimizer, UpdateContext, round_back, upcast
 from zerosim.optim.promises import checked_slots
 from zerosim.optim.tensor_norms import with_norms
 
@@ -52,6 +52,7 @@ class Stepper:
         if self.optimizer.cut_of(w.shape) == "anywhere":  # such optimizers take flat arrays
             w, g, at_rest = w.reshape(-1), g.reshape(-1), {name: slot.reshape(-1) for name, slot in at_rest.items()}
         self.steps_taken += 1
-        with upcast(self.kernels, lambda _, shape: self.kernels.empty(shape, np.float32), at_rest) as state:
-            ctx = with_norms(self.optimizer, UpdateContext(self.kernels), w, g, state, self.steps_taken)
-            self.optimizer.update(ctx, w, g, state, self.steps_taken)
+        state = upcast(self.kernels, lambda _, shape: self.kernels.empty(shape, np.float32), at_rest)
+        ctx = with_norms(self.optimizer, UpdateContext(self.kernels), w, g, state, self.steps_taken)
+        self.optimizer.update(ctx, w, g, state, self.steps_taken)
+        round_back(self.kernels, state, at_rest)

@@ -235,6 +235,9 @@ class MeanRule:
     divide_after: float = 1.0
 
 
+NO_MEAN = MeanRule()
+
+
 def _scaling(operation: str, number: float) -> Scaling | None:
     return None if number == 1 else lambda kernels, x, out: getattr(kernels, operation)(x, number, out)
 

@@ -143,7 +143,7 @@ def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], worke
     for own, x in zip(pairwise(cut), inputs, strict=True):
         copy_elements(x, outs[0][slice(*own)])
     first = start(outs[0])
-    others = [out for out in outs[1:] if start(out) != first]
+    others = [out for out in outs[1:] if out is not outs[0] and start(out) != first]
     if workers:
         workers.each(partial(copy_elements, outs[0]), others)
     else:

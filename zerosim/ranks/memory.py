@@ -91,7 +91,7 @@ class Memory(Plotted):
             raise ValueError(f"{self.owner} asked for an array of type {dtype}, whose elements lie where no memory "
                              "counts their bytes; take a type of numbers, such as np.float32")
         lengths = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
-        if lengths and min(lengths) < 0:
+        if min(lengths, default=0) < 0:
             raise ValueError(f"{self.owner} asked for an array of shape {shape}, but no length can be negative")
         nbytes = dtype.itemsize * math.prod(map(int, lengths))
         self._admit(nbytes, kind, name)

@@ -19,6 +19,7 @@ from zerosim.numerics.arrays import checksum, copy_elements, is_array, may_share
 from zerosim.numerics.checks import is_count, is_number
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.ranks.call import (
+    NO_MEAN,
     WHOLE,
     Backend,
     Call,
@@ -415,9 +416,9 @@ class Rank:
         state, backend = self._state, self._state.in_use()
         memory, trace = state.memory, state.trace
         row = algorithm_of(operation, algorithm, self.size)
-        whole = x.shape if whole is None else whole
+        whole, number = x.shape if whole is None else whole, state.calls[self.key]
         call = checked_options(
-            Call(state.calls[self.key], self.communicator, self.group, operation, algorithm, whole, x.dtype, cut,
+            Call(number, self.communicator, self.group, operation, algorithm, whole, x.dtype, cut,
                  purpose=checked_purpose(purpose), agreement=self.agreement, **options),
             row, library=backend.library, wire=wire, accumulate=accumulate)
         state.check_not_pending(operation, x, out)
@@ -432,7 +433,7 @@ class Rank:
         copied = async_op and (copy_in_flight or memory.debug or out is None)  # what arrives, until wait()
 
         # Memory: a copy of the input where it will change, the result, the algorithm's buffers.
-        rule, captured = mean_rule(call.average, self.size, x.dtype) if call.average else MeanRule(), x
+        rule, captured = mean_rule(call.average, self.size, x.dtype) if call.average else NO_MEAN, x
         if rule.before or (copied and in_place) or (async_op and memory.debug):
             captured = memory.alloc(x.shape, x.dtype, BUFFER, "captured input", like=x)
             if rule.before:
@@ -445,11 +446,13 @@ class Rank:
             landing = memory.alloc(shape, x.dtype, BUFFER if async_op else "workspace", operation,
                                    like=x) if receives else np.empty(0, x.dtype)
         sends = Collective(call, trace.path, async_op)
-        me = PendingCall(call, self.index, state.kernels.serving(x), captured.reshape(-1), landing.reshape(-1),
+        me = PendingCall(call, self.index, state.kernels.serving(x),
+                         captured if captured.ndim == 1 else captured.reshape(-1),
+                         landing if landing.ndim == 1 else landing.reshape(-1),
                          count=partial(trace.sent, sends), where=place_of_call() if async_op else "")
         me.buffers = [memory.alloc(length, dtype, BUFFER, operation, like=x) for length, dtype in row.buffers(me)]
 
-        state.calls[self.key] += 1
+        state.calls[self.key] = number + 1
         trace.add(sends)
         if async_op:
             trace.add(Issue(call))

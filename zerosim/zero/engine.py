@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -520,10 +520,14 @@ class Engine(Shown):
 def _agreement(optimizer: Optimizer, loss_scale: LossScaler, update: Update, settings: str, micro_batch: int) -> str:
     """The text that is compared when a gradient is reduced: what would make ranks drift apart unseen."""
     step = update.steps_taken + 1  # a run that was broken off may have updated some ranks and not others
-    factor = update.lr_factor(step)
+    return _agreement_text(step, micro_batch, loss_scale.scale, str(optimizer), update.lr_factor(step), settings)
+
+
+@lru_cache(maxsize=16)  # the ranks of one process agree on one text
+def _agreement_text(step: int, micro_batch: int, scale: float, optimizer: str, factor: float | None,
+                    settings: str) -> str:
     scheduled = "" if factor is None else f", lr times {factor:g}"
-    return (f"step {step}, micro-batch {micro_batch}, loss scale {loss_scale.scale:g}, {optimizer}{scheduled}, "
-            f"{settings}")
+    return f"step {step}, micro-batch {micro_batch}, loss scale {scale:g}, {optimizer}{scheduled}, {settings}"
 
 
 def _digest(model: Model, settings: Mapping[str, Settings], initializer: Initializer, most: int | None,

@@ -101,6 +101,16 @@ class Accumulator:
         if unit.name not in self._buffers:
             self.grad_buffers(unit)
         buffers, own = self._buffers.pop(unit.name)
+        if len(gradients) != len(own) or any(gradients.get(name) is not view for name, view in own.items()):
+            self._fill(unit, own, gradients)  # those that it returned are not just the buffers that it was given
+        for group, buffer in buffers.items():
+            if not group.frozen:
+                self.reducers[group].accumulate(unit.name, self._with_tied(group, unit.name, buffer))
+        for name in unit.tied_weights:
+            self._accumulate_tied(name, gradients[name])
+
+    def _fill(self, unit: Unit, own: Mapping[str, np.ndarray], gradients: Mapping[str, np.ndarray | None]) -> None:
+        """Checks what a backward returned, and puts it into the buffers of the unit's own parameters."""
         wanted = {name: view.shape for name, view in own.items()} | {
             name: self._group_of[name].layout.by_name[name].shape for name in unit.tied_weights}
         found = {name: wanted.get(name) if gradient is None else gradient.shape for name, gradient in gradients.items()}
@@ -115,11 +125,6 @@ class Accumulator:
                 view[...] = 0
             elif gradient is not view and not is_same_memory(gradient, view):
                 self.rank.kernels.cast_pack(gradient, view)
-        for group, buffer in buffers.items():
-            if not group.frozen:
-                self.reducers[group].accumulate(unit.name, self._with_tied(group, unit.name, buffer))
-        for name in unit.tied_weights:
-            self._accumulate_tied(name, gradients[name])
 
     def _accumulate_tied(self, name: str, gradient: np.ndarray | None) -> None:
         """Keeps the part of a unit that shares the weight until the backward of the unit that owns it."""

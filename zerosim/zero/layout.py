@@ -109,11 +109,16 @@ class Layout(Shown):
             found[entry.unit].append(entry)
         return found
 
+    @cached_property
+    def _places(self) -> dict[str, list[tuple[str, slice, tuple[int, ...]]]]:
+        """By unit, of each parameter its name, its place in the unit's vector, and its shape."""
+        starts = {unit: span.start for unit, span in self.units.items()}
+        return {unit: [(one.name, slice(one.low - starts[unit], one.high - starts[unit]), one.shape) for one in entries]
+                for unit, entries in self.by_unit.items()}
+
     def unit_views(self, unit: str, whole: np.ndarray) -> dict[str, np.ndarray]:
         """The parameters of one unit by name, as views of its padded vector (u,)."""
-        start = self.units[unit].start
-        return {entry.name: whole[entry.low - start:entry.high - start].reshape(entry.shape)
-                for entry in self.by_unit[unit]}
+        return {name: whole[place].reshape(shape) for name, place, shape in self._places[unit]}
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """The parameters by name, as views of the flat vector (n,). Raises ValueError for another shape."""
@@ -211,7 +216,7 @@ class Layout(Shown):
 
     def bucket(self, *ranges: slice) -> "Bucket":
         """The bucket of these stretches."""
-        key = tuple((span.start, span.stop) for span in ranges)
+        key = tuple([(span.start, span.stop) for span in ranges])
         if key not in self._buckets:
             self._buckets[key] = Bucket(self, ranges)
         return self._buckets[key]

@@ -114,7 +114,7 @@ class OffloadedUnsharder(Unsharder):
         store = self.param_groups[0].store
         if store.offload.parameters == DISK and self.gather is not None:
             for next_name in self._ahead[self.prefetch:self.prefetch + 1]:
-                for group, _ in self._groups_of(next_name) if next_name not in self._unsharded else []:
+                for group, _ in self._groups_of[next_name] if next_name not in self._unsharded else []:
                     store.read_ahead(*self.gather.own_parts(group, next_name))
 
 

@@ -59,7 +59,7 @@ class UnitGather:
     def target(bucket: Bucket, span: slice, whole: np.ndarray) -> Parts:
         """The place of a bucket, one stretch, in the unit (u,) of this span."""
         (part,) = bucket.ranges
-        return bucket.in_stretches([whole[part.start - span.start:part.stop - span.start]])
+        return bucket.in_stretches([whole if part == span else whole[part.start - span.start:part.stop - span.start]])
 
     def weights_change(self) -> None:
         """Drops weights that were kept and are now old; here none are."""
@@ -74,6 +74,12 @@ class Unsharder:
 
     def __init__(self, model: Model, param_groups: Sequence[ParamGroup], gather: UnitGather | None, *,
                  keep: frozenset[str], prefetch: int) -> None:
+        # By unit, of whose parameters it needs the weights, and their names; and the param groups that have parameters
+        # of it, with their place in the groups' vectors.
+        self._needs = {unit.name: ([unit.name, *dict.fromkeys(unit.tied_weights.values())],
+                                   [*unit.shapes, *unit.tied_weights]) for unit in model.units}
+        self._groups_of = {unit.name: [(group, group.layout.units[unit.name]) for group in param_groups
+                                       if unit.name in group.layout.units] for unit in model.units}
         self.model, self.param_groups, self.rank = model, param_groups, param_groups[0].rank
         self.keep, self.prefetch, self.gather = keep, prefetch, gather
         self._unsharded: dict[str, UnshardedUnit] = {}
@@ -92,7 +98,7 @@ class Unsharder:
         if unit not in self.model.units:
             raise ValueError(f"weights() was asked for {unit!r}, which is no unit of this engine's model; pass one, "
                              f"not its name, of engine.model.units: {', '.join(one.name for one in self.model.units)}")
-        needed = [unit.name, *dict.fromkeys(unit.tied_weights.values())]
+        needed, names = self._needs[unit.name]
         wholes: dict[str, dict[ParamGroup, np.ndarray]] = {}
         self.open_blocks += not in_pass
         try:
@@ -100,11 +106,13 @@ class Unsharder:
                 wholes[name] = self._unshard(name, users=not in_pass)
             if in_pass:
                 self._prefetch(unit.name)
-            views = {of: view for name, whole in wholes.items() for group, vector in whole.items()
-                     for of, view in group.layout.unit_views(name, vector).items()}
+            views: dict[str, np.ndarray] = {}
+            for name, whole in wholes.items():
+                for group, vector in whole.items():
+                    views |= group.layout.unit_views(name, vector)
             for view in views.values():
                 view.flags.writeable = False  # a write would be lost where weights are gathered, and drift elsewhere
-            yield {name: views[name] for name in (*unit.shapes, *unit.tied_weights)}
+            yield {name: views[name] for name in names}
         finally:
             self.open_blocks -= not in_pass
             for name in wholes:
@@ -134,13 +142,9 @@ class Unsharder:
             if self.gather is not None:
                 self.gather.weights_change()
 
-    def _groups_of(self, name: str) -> list[tuple[ParamGroup, slice]]:
-        """The param groups that have parameters of a unit, and where in their vectors."""
-        return [(group, group.layout.units[name]) for group in self.param_groups if name in group.layout.units]
-
     def _unshard(self, name: str, *, users: int) -> dict[ParamGroup, np.ndarray]:
         if self.gather is None:
-            return {group: group.parameter[span] for group, span in self._groups_of(name)}
+            return {group: group.parameter[span] for group, span in self._groups_of[name]}
         unsharded = self._unsharded.get(name) or self._start_unshard(self.gather, name, async_op=False)
         unsharded.wait()
         unsharded.users += users
@@ -148,7 +152,7 @@ class Unsharder:
 
     def _start_unshard(self, gather: UnitGather, name: str, *, async_op: bool) -> UnshardedUnit:
         unsharded = self._unsharded[name] = UnshardedUnit({})
-        for group, span in self._groups_of(name):
+        for group, span in self._groups_of[name]:
             alloc = group.rank.alloc_in_common if gather.may_share and not async_op else self.rank.memory.alloc
             whole = alloc(span.stop - span.start, group.parameter.dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole

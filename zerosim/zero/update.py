@@ -22,7 +22,7 @@ import numpy as np
 
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32, is_number
-from zerosim.optim.base import UpdateContext, upcast
+from zerosim.optim.base import UpdateContext, round_back, upcast
 from zerosim.ranks.workers import Result
 from zerosim.zero.layout import LayoutEntry, ParameterPiece, Region
 from zerosim.zero.param_group import GRADIENT, MASTER, ParamGroup, StepContext
@@ -265,9 +265,10 @@ def _blocks(group: ParamGroup, arrays: Mapping[str, np.ndarray],
     for here in spans(len(gradient), kernels.BLOCK):
         g = g32[:here.stop - here.start]
         kernels.gradient_block(gradient[here], divisor, context.clip_factor, g)
-        with upcast(kernels, lambda name, shape: kernels.scratch(f"upcast {name}", shape[0], FP32),
-                    {name: x[here] for name, x in state.items()}) as wide:
-            yield wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}
+        at_rest = {name: x[here] for name, x in state.items()}
+        wide = upcast(kernels, lambda name, shape: kernels.scratch(f"upcast {name}", shape[0], FP32), at_rest)
+        yield wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}
+        round_back(kernels, wide, at_rest)
 
 
 # -- optimizers that need norms of whole tensors ----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from zerosim.numerics.checks import FP32, work_type
-from zerosim.optim.base import UpdateContext, upcast
+from zerosim.optim.base import UpdateContext, round_back, upcast
 from zerosim.zero.layout import LayoutEntry, ParameterPiece
 from zerosim.zero.param_group import GRADIENT, MASTER, ParamGroup, StepContext
 from zerosim.zero.placements import SHARDED, Placement, Workplace
@@ -62,10 +62,11 @@ def _step(group: ParamGroup, entry: LayoutEntry, arrays: Mapping[str, np.ndarray
     kernels.gradient_block(arrays[GRADIENT], group.reduced_gradient.divisor, context.clip_factor, g)
     factors = tuple(group.store.read(factor, place) for factor in context.factors.get(entry.name, ()))
     ctx = UpdateContext(kernels, factors=factors or None, alloc=empty, note=place.note)
-    with upcast(kernels, lambda _, shape: empty(shape),
-                {name: x for name, x in arrays.items() if name != GRADIENT}) as wide:
-        group.optimizer(entry, context).apply(
-            ctx, wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}, context.step)
+    at_rest = {name: x for name, x in arrays.items() if name != GRADIENT}
+    wide = upcast(kernels, lambda _, shape: empty(shape), at_rest)
+    group.optimizer(entry, context).apply(
+        ctx, wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}, context.step)
+    round_back(kernels, wide, at_rest)
 
 
 # -- a look at one parameter -------------------------------------------------------------------------------------------
