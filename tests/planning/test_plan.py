@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.planning.configurations import some_row_fits
 from tests.support import ask, assert_refused
 from zerosim.course import plan_view
 from zerosim.display import plan_table
@@ -304,10 +305,6 @@ def test_an_optimizer_whose_seconds_are_not_all_counted_is_said():
 
 
 # -- the inverse questions: one more does not fit ---------------------------------------------------------------------
-
-
-def some_row_fits(config):
-    return any(row.has_margin for row in config.plan().rows)
 
 
 @pytest.mark.parametrize("runtime", ["zerosim", "fsdp2"])
@@ -647,7 +644,7 @@ def test_of_a_global_batch_fewest_ranks_and_largest_micro_batch_are_settings_tha
     few, most = questions.fewest_ranks(config), questions.largest_batch(config)
 
     def fits(**other):
-        return any(row.has_margin for row in zs.plan(**asked | other).rows)
+        return some_row_fits(plan_config(**asked | other))
 
     assert fits(batch=most)
     assert not any(share % larger == 0 and fits(batch=larger) for larger in range(most + 1, share + 1))
