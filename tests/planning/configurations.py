@@ -3,7 +3,7 @@ a device as a user writes them into a file of his own; whether a plan has a row 
 
 from itertools import product
 
-from zerosim.planning.configuration import PlanConfig
+import zerosim as zs
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
 LLAMA2 = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -47,6 +47,6 @@ date = "2025-06"
 """
 
 
-def some_row_fits(config: PlanConfig) -> bool:
+def some_row_fits(config: zs.planning.PlanConfig) -> bool:
     """By its bytes, which are those of the plan's rows: `test_plan`, and `test_plans_agree`."""
     return any(config.has_margin(stage, policy) for stage, policy in product(config.stages, config.policies))
