@@ -17,15 +17,22 @@ from tests.support import fresh
 HEAVY = {"cupy": (), "mpi4py": (), "matplotlib": ("zerosim/display/", "zerosim/course/")}
 
 
+def loaded_by(*statements: str) -> list[set[str]]:
+    """The package's modules, and others' top-level ones, that a fresh interpreter has after each of the statements."""
+    lines = fresh("-c", "import sys\n" + "".join(f"{each}; print(*sys.modules)\n" for each in statements)).splitlines()
+    return [{name if name.startswith("zerosim") else name.partition(".")[0] for name in line.split()} for line in lines]
+
+
 @cache
-def loaded_by(statement: str) -> set[str]:
-    """The package's modules, and others' top-level ones, that a fresh interpreter has after one statement."""
-    names = fresh("-c", f"import sys; {statement}; print(*sys.modules)").split()
-    return {name if name.startswith("zerosim") else name.partition(".")[0] for name in names}
+def loaded_in_use() -> list[set[str]]:
+    """What training and planning load, and then puzzles."""
+    return loaded_by("import zerosim as zs; zs.Engine, zs.Cluster, zs.optim.Adam, zs.models.GPT, zs.plan",
+                     "assert 'puzzles' in dir(zs); zs.puzzles.show('ring'); zs.puzzles.check('mean', lambda _, x: x)")
 
 
 def test_importing_zerosim_loads_numpy_ml_dtypes_and_no_floor() -> None:
-    added = loaded_by("import zerosim") - loaded_by("import numpy, ml_dtypes") - sys.stdlib_module_names
+    without, found = loaded_by("import numpy, ml_dtypes", "import zerosim")
+    added = found - without - sys.stdlib_module_names
     assert added == {"zerosim", "zerosim.backends", "zerosim.connect", "zerosim.face"}
 
 
@@ -36,11 +43,15 @@ def test_what_is_heavy_is_imported_inside_functions_alone() -> None:
             and not source.path.startswith(HEAVY[heavy])] == []
 
 
-def test_every_public_name_is_loaded_when_it_is_asked_for_and_kept() -> None:
+def test_every_public_name_is_loaded_when_it_is_asked_for_and_kept_and_every_package_has_those_that_it_offers() -> None:
+    packages = [source.path.removesuffix("/__init__.py").replace("/", ".") for source in package_sources()
+                if source.path.endswith("/__init__.py")]
+    assert len(packages) > 8
     names = "import zerosim; from zerosim import *; print(*(n for n in zerosim.__all__ if globals()[n] is not "
     shown = "[n for n in dir(zerosim) if n[:2] != '__'] == zerosim.__all__"
-    assert fresh("-c", f"{names}zerosim.__dict__[n]), {shown})") == "True\n"
-    assert fresh("-c", "import zerosim; import zerosim.connect; print(zerosim.connect.__name__)") == "connect\n"
+    offered = "; ".join(f"from {name} import *" for name in packages)
+    assert fresh("-c", f"{names}zerosim.__dict__[n]), {shown}); {offered}; Engine, connect, SGD, hardware; print('face' "
+                       "in globals())") == "True\nFalse\n"
 
 
 def test_public_names_may_be_asked_for_first_in_many_threads_at_once() -> None:
@@ -85,28 +96,20 @@ def test_a_face_needs_no_source(tmp_path: Path) -> None:
     assert fresh("-c", asked) == "2 ranks\n"
 
 
-def test_every_package_has_the_names_that_it_offers() -> None:
-    packages = [source.path.removesuffix("/__init__.py").replace("/", ".") for source in package_sources()
-                if source.path.endswith("/__init__.py")]
-    assert len(packages) > 8
-    offered = "; ".join(f"from {name} import *" for name in packages)
-    assert fresh("-c", f"{offered}; Engine, connect, SGD, hardware; print('face' in globals())") == "False\n"
-
-
 def test_a_package_has_its_own_modules_when_they_are_asked_for() -> None:
-    asked = "import zerosim as zs; print(zs.models.layers.__name__, zs.planning.plan.__name__, hasattr(zs.zero, 'a.b'))"
-    assert fresh("-c", asked) == "zerosim.models.layers zerosim.planning.plan False\n"
+    """But for the one whose name is that of a function."""
+    asked = ("import zerosim as zs; import zerosim.connect; print(zs.connect.__name__, zs.models.layers.__name__, "
+             "zs.planning.plan.__name__, hasattr(zs.zero, 'a.b'))")
+    assert fresh("-c", asked) == "connect zerosim.models.layers zerosim.planning.plan False\n"
 
 
 def test_training_and_planning_load_no_backend_no_display_and_no_lesson() -> None:
     above = ("zerosim.backends.", "zerosim.display", "zerosim.course", "zerosim.cli")
-    asked = "import zerosim as zs; zs.Engine, zs.Cluster, zs.optim.Adam, zs.models.GPT, zs.plan"
-    assert [name for name in loaded_by(asked) if name.startswith(above)] == []
+    assert [name for name in loaded_in_use()[0] if name.startswith(above)] == []
 
 
 def test_puzzles_are_asked_checked_and_shown_without_anything_heavy_and_without_their_solutions() -> None:
-    loaded = loaded_by("import zerosim as zs; assert 'puzzles' in dir(zs); zs.puzzles.show('ring'); "
-                       "zs.puzzles.check('mean', lambda rank, x: x)")
+    loaded = loaded_in_use()[1]
     assert "zerosim.course.puzzles" in loaded
     assert not loaded & {"rich", "typer", "matplotlib", "hypothesis", "IPython", "zerosim.course.puzzles.solutions"}
 

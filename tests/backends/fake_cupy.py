@@ -9,6 +9,8 @@ CPU, and of how arrays are handled; of no GPU.
 from __future__ import annotations
 
 import weakref
+from functools import cached_property
+from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -41,9 +43,11 @@ def _raw(x: Any) -> Any:
 
 def _used(x: ndarray, *, writes: bool = False, stream: Stream | None = None) -> np.ndarray:
     """The elements, which a stream uses: the current one of the current device, if none is said."""
-    if x.nbytes:
-        Cuda.current.use(*np.lib.array_utils.byte_bounds(x._a), stream or Cuda.current.here(), writes=writes)
-    return x._a
+    a = x._a
+    if a.nbytes:
+        low, high = (x._at, x._at + a.nbytes) if a.flags.c_contiguous else np.lib.array_utils.byte_bounds(a)
+        Cuda.current.use(low, high, stream or Cuda.current.here(), writes=writes)
+    return a
 
 
 class PinnedMemory(bytearray):
@@ -85,15 +89,13 @@ class ndarray:
             Cuda.current.allocated(self)
             _used(self, writes=True)
 
-    def __getattr__(self, name: str) -> Any:
-        """What an array is, it is as NumPy's."""
-        if name not in ("shape", "strides", "dtype", "ndim", "size", "itemsize", "nbytes"):
-            raise AttributeError(f"CuPy's arrays have no {name}, or nobody has needed it here")
-        return getattr(self._a, name)
-
+    # What an array is, it is as NumPy's; CuPy's arrays have no other attributes, or nobody has needed them here.
+    shape, strides, dtype, ndim, size, itemsize, nbytes = (property(attrgetter(f"_a.{name}")) for name in (
+        "shape", "strides", "dtype", "ndim", "size", "itemsize", "nbytes"))
     T = property(lambda self: self._view(self._a.T))
     data = property(lambda self: SimpleNamespace(
-        ptr=self._a.ctypes.data, copy_from_device_async=lambda source, nbytes: self._copy_from(source.ptr, nbytes)))
+        ptr=self._at, copy_from_device_async=lambda source, nbytes: self._copy_from(source.ptr, nbytes)))
+    _at = cached_property(lambda self: self._a.ctypes.data)  # the address
     flags = property(lambda self: SimpleNamespace(c_contiguous=self._a.flags.c_contiguous))
 
     def _view(self, a: np.ndarray) -> ndarray:

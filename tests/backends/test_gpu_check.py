@@ -314,6 +314,13 @@ def test_a_kernels_share_is_that_of_the_copys_bandwidth(monkeypatch, stand_in: A
 
 # -- training ---------------------------------------------------------------------------------------------------------
 
+@pytest.fixture
+def one_block(monkeypatch) -> None:
+    """Half of gpt-nano is trained in its place."""
+    monkeypatch.setattr(training, "GPT", lambda _: zs.models.GPT(SMALL))
+
+
+@pytest.mark.usefixtures("one_block")
 def test_stages_and_runs_that_differ_in_a_bit_are_named(stand_in: Any) -> None:
     found = training.stages_agree(ranks=1, formats=["bf16"])
     assert training.remark_on_bits(found) == "5 trainings, equal bits"
@@ -328,6 +335,7 @@ def test_stages_and_runs_that_differ_in_a_bit_are_named(stand_in: Any) -> None:
         "differs, stage 3 differs, a loss is no number$"), Wrong)
 
 
+@pytest.mark.usefixtures("one_block")
 def test_offload_is_checked_for_bits_and_copies_beside_sums_are_measured(stand_in: Any, monkeypatch) -> None:
     monkeypatch.setattr(training, "PLACES", {"host": "host"})
     found = training.offloaded(ranks=1, count=100, stages=[2])
@@ -338,6 +346,7 @@ def test_offload_is_checked_for_bits_and_copies_beside_sums_are_measured(stand_i
         "1 trainings, the bits of none; to host 20.0 GB/s, 75% of it beside sums")
 
 
+@pytest.mark.usefixtures("one_block")
 def test_the_cards_end_and_ctrl_c_leave_a_cluster_that_trains_as_before(stand_in: Any, monkeypatch) -> None:
     cuda = doubles.fake_cuda.Cuda.current
     cuda.capacity_nbytes = cuda.used_nbytes + (8 << 20)

@@ -339,11 +339,13 @@ def test_products_are_rounded_once_with_their_bias(stand_in: Any, name: str) -> 
 
 @pytest.mark.parametrize("name", COMPUTE)
 def test_the_loss_of_softmax_is_the_same_formula(stand_in: Any, name: str) -> None:
-    longest = (140, 500) if name == "bf16" else (50, 11)
-    for shape, dtype in (((1, 2), np.int64), ((9, 5), np.int32), (longest, np.int64)):
+    long = [((140, 500), np.int64)] * (name == "bf16")  # whose losses are added up by blocks of rows
+    for shape, dtype in (((1, 2), np.int64), ((9, 5), np.int32), ((50, 11), np.int64), *long):
         logits, targets = normal(shape, name), np.random.default_rng(1).integers(-1, shape[1], shape[0]).astype(dtype)
         log_sums = zeros(shape[0], wide(name))
         both(stand_in, "softmax_loss", logits, targets, log_sums, case=shape)
+        if logits.size > arrays.BLOCK:
+            continue
         both(stand_in, lambda k, t: (k.count_targets(t), k.index_range(t)), targets, written=())
         NUMPY.softmax_loss(logits, targets, log_sums)
         both(stand_in, "softmax_loss_gradient", logits, targets, log_sums, 0.37, zeros(shape, name), case=shape)
@@ -375,8 +377,8 @@ def test_attention_in_strips_tiles_and_groups_is_that_of_one(stand_in: Any, monk
     """Short strips, so that a strip has a past; the sums over tiles are in another order."""
     for name, value in (("STRIP", 5), ("TILE", 4), ("GROUP", 100)):
         monkeypatch.setattr(type(stand_in), name, value)
-    attention_is_near(stand_in, normal((2, 23, 24), "fp32"), 2, 1e-5)
-    attention_is_near(stand_in, normal((2, 23, 40), "fp32"), 6, 1e-5, shared=2)
+    attention_is_near(stand_in, normal((2, 13, 24), "fp32"), 2, 1e-5)
+    attention_is_near(stand_in, normal((2, 13, 40), "fp32"), 6, 1e-5, shared=2)
 
 
 def attention_is_near(kernels: Any, qkv: np.ndarray, heads: int, within: float, shared: int | None = None) -> None:

@@ -17,6 +17,7 @@ import pytest
 import zerosim as zs
 from tests.backends.fake_cuda import RaceError
 from tests.backends.worlds import SECONDS, Job
+from tests.cases import chosen
 from tests.ranks import programs
 from tests.ranks.asking import ROWS, TABLE, allowed, ask
 from tests.support import assert_refused
@@ -58,8 +59,10 @@ def grouped(row: Any, devices: tuple[int, ...]) -> list[list[tuple[Any, ...]]]:
 
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_every_step_of_every_algorithm_is_one_group_of_sends_and_receives(gpus, ranks: int) -> None:
-    for operation, algorithm in ROWS:
-        for dtype in (np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2):
+    """Each in another type from world to world; thorough: in every one."""
+    dtypes = [np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2]
+    for number, (operation, algorithm) in enumerate(ROWS):
+        for dtype in chosen(dtypes[(number + ranks) % 3:][:1], dtypes):
             if allowed(operation, algorithm, ranks):
                 doubles, what = gpus(ranks), (operation, algorithm, dtype, 2 * ranks + 1)
                 cluster = zs.NCCLCluster(ranks)

@@ -1,5 +1,9 @@
 """Sizes as the checkpoints' own configuration files name them, and the number of parameters that they load; a link and
-a device as a user writes them into a file of his own."""
+a device as a user writes them into a file of his own; whether a plan has a row with its margin."""
+
+from itertools import product
+
+import zerosim as zs
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
 LLAMA2 = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -41,3 +45,8 @@ flops_per_second = { bf16 = 1e15 }
 source = "a data sheet"
 date = "2025-06"
 """
+
+
+def some_row_fits(config: zs.planning.PlanConfig) -> bool:
+    """By its bytes, which are those of the plan's rows: `test_plan`, and `test_plans_agree`."""
+    return any(config.has_margin(stage, policy) for stage, policy in product(config.stages, config.policies))

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.cases import chosen
 from tests.planning.naive_replay import link_of, of_a_card
 from tests.planning.recorded_runs import FAST, SLOW, program_of, traces_of
 from tests.ranks import asking
 from tests.ranks.data import normals
 from zerosim.planning import ALGORITHMS, Link, Network, ceil_cut, collectives, cost, sent
 
-WORLDS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 16]
+WORLDS = chosen([1, 2, 3, 4, 5, 8, 11], [1, 2, 3, 4, 5, 6, 7, 8, 11, 16])
 BARRIER = ("barrier", "dissemination")
 ALPHA, BETA = 3e-6, 7e9
 ONE_KIND = Network(Link("made up", BETA, ALPHA, "a test", "today"))

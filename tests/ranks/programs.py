@@ -229,14 +229,13 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "two steps": {"steps": 2},
     "one step": {},
     "overlapping": {"overlap": True, "prefetch": 1, "bucket_nbytes": 2000},
-    "one contiguous vector": {"layout": "contiguous"},
+    "one contiguous vector": {"layout": "contiguous", "steps": 2},
     "by micro-batch": {"reduction": "micro_batch", "overlap": True, "bucket_nbytes": 2000},
     "all on disk": {"offload": zs.Offload("disk", "disk", "disk", DISK)},
     "all on the host, overlapping": {"offload": "host", "overlap": True, "prefetch": 1},
     "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 4000},
     "fp32 sums": {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
-    "fp8 products": {"policy": zs.Policy("bf16", matmul="fp8")},
-    "bf16 at rest": {"policy": zs.Policy("bf16", wire="fp32", master="bf16", state="bf16")},
+    "fp8 products, bf16 at rest": {"policy": zs.Policy("bf16", wire="fp32", master="bf16", state="bf16", matmul="fp8")},
     **{name: {"optimizer": getattr(zs.optim, name)(lr=1e-3), "layout": "whole_matrices"}
        for name in ("LAMB", "Muon", "Adafactor")}}
 

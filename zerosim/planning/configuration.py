@@ -519,7 +519,7 @@ class PlanConfig:
         return {"compute_seconds": k * sum(computed.values()) + longer, "communication_seconds": communication,
                 "exposed_communication_seconds": exposed, "update_seconds": sum(update.values())}
 
-    def parts(self, job: Job) -> Iterator[tuple[int, Iterator[StepEvent]]]:
+    def parts(self, job: Job) -> Iterator[tuple[int, Iterable[StepEvent]]]:
         """(times, events) of each part of a step: what follows backward, and micro-batches, of which all but the first
         and the last are equal; nothing is under way between two."""
         trained, k = self.of_trained(job), self.micro_batches

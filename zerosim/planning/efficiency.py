@@ -144,10 +144,10 @@ class Efficiency:
         ends = model.units[0 if of.tied else last].tensors
         found["backward", last] -= head * all(one.frozen for one in ends if one.name in ("wte", "lm_head.weight"))
         found["backward", 0] *= model.first_trained == 0
-        of_kind = dict[tuple[Product, ...], tuple[float, float]]()  # equal blocks take as long
-        for unit in range(1, last):
-            listed = products(of, model.units[unit])
-            if listed not in of_kind:
+        of_kind = dict[int, tuple[float, float]]()  # equal blocks take as long
+        for unit, kind in enumerate(model.first_equal, 1):
+            if kind not in of_kind:
+                listed = products(of, model.units[unit])
                 once = [each.stack * self.product_seconds(positions * each.share, each.inputs, each.outputs)
                         for each in listed]
                 launches = (self.launch * sum(times * row[2 + way] for row, _, times in self._operators(of, listed))
@@ -157,8 +157,8 @@ class Efficiency:
                                  for way, least in enumerate(launches))
                 again = share * forward if recompute != SELECTIVE else (
                     sum(once[1::2]) + self._elementwise_nbytes(of, listed, positions, 0) / self.memory)
-                of_kind[listed] = forward, again + back
-            found["forward", unit], found["backward", unit] = of_kind[listed]
+                of_kind[kind] = forward, again + back
+            found["forward", unit], found["backward", unit] = of_kind[kind]
             found["backward", unit] *= unit >= model.first_trained
         return found
 

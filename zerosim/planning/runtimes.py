@@ -176,6 +176,11 @@ class StepSizes:
         return sum(self.padded(tensor) for tensor in tensors if not tensor.frozen)
 
     @cached_property
+    def small(self) -> int:
+        """Elements of the tensors that DeepSpeed keeps whole."""
+        return sum(tensor.parameters for tensor in self.model.tensors if tensor.parameters <= PERSISTENCE_THRESHOLD)
+
+    @cached_property
     def weights(self) -> list[int]:
         """Bytes of each block's parameters, whole."""
         return self.model.of_blocks(lambda place: self.nbytes(self.model.blocks[place].tensors))
@@ -410,10 +415,9 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     runs = cut * (not updates)
     full = at.reduced or (states.gradients_sharded and filled >= REDUCE_BUCKET)
     travels = min(REDUCE_BUCKET, filled) if full and not updates and step.job.ranks > 1 else 0
-    small = sum(tensor.parameters for tensor in step.model.tensors if tensor.parameters <= PERSISTENCE_THRESHOLD)
     yield AccountRow("parameters", "in the compute format", step.whole_nbytes() // (shards if cut else 1),
                      BY_DEEPSPEED, offload.parameters)
-    yield AccountRow("parameters", "small tensors, whole", runs * small * each, BY_DEEPSPEED)
+    yield AccountRow("parameters", "small tensors, whole", runs * step.small * each, BY_DEEPSPEED)
     yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
     state = step.optimizer_nbytes(states.optimizer_sharded, flat=True)
     yield AccountRow("optimizer", "state", state, BY_OPTIMIZER, offload.optimizer)

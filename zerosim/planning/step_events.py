@@ -21,6 +21,7 @@ buffers are held from its issue to its wait, and both are events, so what is hel
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -94,7 +95,8 @@ def step_events(job: Job) -> Iterator[StepEvent]:
     return chain(*(micro_batch(job, number) for number in range(job.micro_batches)), after_backward(job))
 
 
-def micro_batch(job: Job, number: int = 0) -> Iterator[StepEvent]:
+@lru_cache(maxsize=64)  # plans of other batches and sequences have the same events
+def micro_batch(job: Job, number: int = 0) -> tuple[StepEvent, ...]:
     """Forward and backward of the step's micro-batch of this number: 0 sets gradients, the others add to them.
 
     >>> from zerosim.planning.closed_forms import STAGES
@@ -104,7 +106,7 @@ def micro_batch(job: Job, number: int = 0) -> Iterator[StepEvent]:
 
     Raises ValueError as `step_events` does.
     """
-    yield from MicroBatchWalk(_checked(job), number).events()
+    return tuple(MicroBatchWalk(_checked(job), number).events())
 
 
 class MicroBatchWalk:
