@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from functools import cache
 from io import StringIO
 from pathlib import Path
 from tempfile import gettempdir
@@ -44,14 +43,11 @@ def literally(text: str) -> str:
     return begin + ".*".join(map(re.escape, text.removeprefix("^").removesuffix("$").split("..."))) + end
 
 
-@cache
 def command_line() -> Any:
     """All commands of ``zerosim``, made once: typer's own runner makes them for each call, longer than most take."""
-    from typer.main import get_command
+    from zerosim import cli
 
-    from zerosim.cli import app
-
-    return get_command(app)
+    return cli.shell.made(cli.app)
 
 
 def ask(*arguments: str, columns: int = 80) -> Any:

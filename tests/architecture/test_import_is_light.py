@@ -50,8 +50,8 @@ def test_every_public_name_is_loaded_when_it_is_asked_for_and_kept_and_every_pac
     names = "import zerosim; from zerosim import *; print(*(n for n in zerosim.__all__ if globals()[n] is not "
     shown = "[n for n in dir(zerosim) if n[:2] != '__'] == zerosim.__all__"
     offered = "; ".join(f"from {name} import *" for name in packages)
-    assert fresh("-c", f"{names}zerosim.__dict__[n]), {shown}); {offered}; Engine, connect, SGD, hardware; print('face' "
-                       "in globals())") == "True\nFalse\n"
+    assert fresh("-c", f"{names}zerosim.__dict__[n]), {shown}); {offered}; Engine, connect, SGD, hardware; "
+                       "print('face' in globals())") == "True\nFalse\n"
 
 
 def test_public_names_may_be_asked_for_first_in_many_threads_at_once() -> None:

@@ -35,7 +35,7 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
 engine_config = partial(plan_config, runtime="zerosim")
 
 
-@settings(max_examples=2000 if THOROUGH else 100)
+@settings(max_examples=2000 if THOROUGH else 50)
 @given(blocks=st.integers(1, 4), heads=st.integers(1, 3), width=st.integers(1, 6), tokens=st.integers(1, 9),
        vocabulary=st.integers(2, 40), tied=st.booleans(), kind=st.sampled_from(["GPT", "Llama", "Qwen 2", "Qwen 3"]),
        ranks=st.integers(1, 9), batch=st.integers(1, 3),

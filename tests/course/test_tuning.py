@@ -29,10 +29,10 @@ def leaving(nbytes):
 
 
 @pytest.mark.parametrize(("model", "options"), [
-    ("gpt2-xl", {"device": "a100-40", "global_batch": 64}),
+    ("gpt2-large", {"device": "rtx-4090", "global_batch": 64}),
     ("llama-3-8b", {"sequence": 4096, "global_batch": 32, "prefetch": "0,1,2", "runtime": "zerosim"}),
-    ("llama-3-8b", {"sequence": 4096, "global_batch": 128, "runtime": "deepspeed", "nodes": 2, "ranks": 16,
-                    "prefetch": 1}),
+    ("llama-3.2-1b", {"sequence": 8192, "global_batch": 128, "runtime": "deepspeed", "nodes": 2, "ranks": 16,
+                      "prefetch": 1}),
     ("qwen2-0.5b", {"device": "a100-40", "sequence": 2048, "global_batch": 64, "runtime": "megatron",
                      "margin": 0.3}),
     (LLAMA, {"overlap": False, "compute": "fp32", "sequence": 7, "global_batch": 16, "prefetch": 0,

@@ -201,6 +201,8 @@ MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=T
     (of_another_engine, "made with other weights: before an update, or by another engine", {}),
     (lambda engine: engine.state("layer0.wait"), "no parameter 'layer0.wait'; it has ...did you mean 'layer0.weight'?",
      {}),
+    (lambda engine: engine.state("layer0.weight", only=["mster"]), "layer0.weight has no 'mster'; it has parameter, "
+     "gradient, master...did you mean 'master'?", {}),
     *((weights_of(None, write=True), "read-only", {"stage": stage}) for stage in zs.STAGES),
     *((step_in_a_block_of_weights, "inside a block `with engine.weights(unit)`, ...; end the block first",
        {"stage": stage}) for stage in zs.STAGES),

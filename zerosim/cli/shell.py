@@ -204,6 +204,12 @@ def command(name: str, example: str = "", **options: Any) -> Callable[[Callable[
     return register
 
 
+@functools.cache
+def made(commands: typer.Typer) -> Any:
+    """The commands as typer makes them of their functions, which takes longer than most errors."""
+    return typer.main.get_command(commands)
+
+
 # A value as an error's text writes it behind ``name=``, if there is one: a text, a number, or a word.
 VALUE = r"""'[^']*'|"[^"]*"|-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)|[A-Za-z]\w*(?:[+-]\w+)*|"""
 
@@ -213,7 +219,7 @@ def _as_typed(said: str, command: str, body: Signature, given: Mapping[str, Any]
 
     Where the text names no option, the one that was typed with the value of which it speaks stands before it.
     """
-    found: Any = typer.main.get_command(app)  # of one command alone it is that
+    found = made(app)  # of one command alone it is that
     options = {option.name: option for option in getattr(found, "commands", {command: found})[command].params
                if option.opts[0].startswith("--")}
     options |= {f"{name}{unit}": option for name, option in options.items() for unit in ("_nbytes", "_tokens")}

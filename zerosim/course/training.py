@@ -517,7 +517,7 @@ def whole_weights(engine: Engine) -> tuple[dict[str, np.ndarray], dict[str, np.n
     """The whole parameters and their masters, by name: gathered where they rest sharded, so on every rank at once."""
     parameters, masters = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for name in engine.model.shapes:
-        state = engine.state(name)
+        state = engine.state(name, only=("parameter", "master"))
         for kind, found in (("parameter", parameters), ("master", masters)):
             if (weight := state[kind]) is not None:
                 found[name] = weight

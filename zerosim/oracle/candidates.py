@@ -9,7 +9,7 @@ Legend: N ranks, k micro-batches, n elements of all parameters, one behind the o
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,10 +90,10 @@ NORMS: Mapping[str, tuple[Callable[[StepSettings], float], str]] = {
     "mean": (lambda settings: 1.0, "whole"), "sum": (lambda settings: settings.ranks, "whole"),
     "scaled": (lambda settings: settings.loss_scale, "whole"), "shard": (lambda settings: 1.0, "owners"),
     "tensor": (lambda settings: 1.0, "tensors"), "none": (lambda settings: 0.0, "whole")}
-SKIPS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {  # of elements that overflowed, and owners
-    "all": lambda bad, owners: np.full(len(bad), bad.any()),
-    "owner": lambda bad, owners: np.isin(owners, owners[bad]),
-    "nobody": lambda bad, owners: np.zeros(len(bad), bool)}
+SKIPS: Mapping[str, Callable[[np.ndarray, StepSettings], np.ndarray]] = {  # of elements that overflowed
+    "all": lambda bad, settings: np.full(len(bad), bad.any()),
+    "owner": lambda bad, settings: np.isin(settings.owners(), settings.owners()[bad]),
+    "nobody": lambda bad, settings: np.zeros(len(bad), bool)}
 
 
 def clip_factors(settings: StepSettings, recipe: Recipe, mean: np.ndarray, epsilon: float) -> Any:
@@ -117,7 +117,7 @@ def states_after(record: Record, recipe: Recipe, mean: np.ndarray, factors: Any,
         before["master"] = round_to(before["master"], recipe.start)
     if recipe.forgets:
         before |= {slot: np.zeros_like(x) for slot, x in before.items() if slot != "master"}
-    skipped = SKIPS[recipe.overflow](~np.isfinite(mean), record.settings.owners())
+    skipped = SKIPS[recipe.overflow](~np.isfinite(mean), record.settings)
     with np.errstate(all="ignore"):
         gradient = (mean * factors).astype(mean.dtype)
     for slots in updated(recipe.update, before, gradient):
@@ -201,24 +201,23 @@ class ReductionWay(NamedTuple):
     order: str
 
 
-def orders(settings: StepSettings) -> dict[str, list[dict[str, Any]]]:
-    """By name of an order, the options of all-reduces: an element's bits are those of one of them.
+def orders(settings: StepSettings) -> dict[str, tuple[int, dict[str, Any]]]:
+    """By name of an order: how many ranks may begin the sum of an element, 1 or all; and the options of an all-reduce.
 
     Which rank begins the sum of an element in a ring depends on the cut, which a bucket of a library moves; so each
     rank may. In the ring backwards, which is gloo's, rank r sends to r-1, as if its number were N-1-r. Two ranks
     have one order, and three have the same rings both ways: a + b is b + a.
     """
-    n, ranks = settings.length, settings.ranks
+    ranks = settings.ranks
     if ranks < 3:
-        return {"any": [{"algorithm": "ring"}]}
-    owned = [{"splits": tuple(n * (rank > owner) for rank in range(ranks + 1))} for owner in range(ranks)]
+        return {"any": (1, {"algorithm": "ring"})}
     names = ["ring", *(f"hierarchical({each})" for each in range(2, ranks) if ranks % each == 0)]
-    found = {name: [{"algorithm": name, **cut} for cut in owned] for name in names}
+    found: dict[str, tuple[int, dict[str, Any]]] = {name: (ranks, {"algorithm": name}) for name in names}
     found |= {BACKWARDS: found["ring"]} if ranks > 3 else {}
-    found |= {name: [{"algorithm": name}] for name in ("naive", "tree", "doubling", "rabenseifner")}
+    found |= {name: (1, {"algorithm": name}) for name in ("naive", "tree", "doubling", "rabenseifner")}
     if settings.reduce != "fp32":
-        found |= {"ring, partial sums in fp32": [{"algorithm": "ring", "wire": "fp32", **cut} for cut in owned],
-                  "added in fp32": [{"algorithm": "everyone", "accumulate": "fp32"}]}
+        found |= {"ring, partial sums in fp32": (ranks, {"algorithm": "ring", "wire": "fp32"}),
+                  "added in fp32": (1, {"algorithm": "everyone", "accumulate": "fp32"})}
     return found
 
 
@@ -235,12 +234,22 @@ def reductions(record: Record, weights: Weights, divisor: float) -> dict[Reducti
     def program(rank: Rank) -> dict[ReductionWay, list[np.ndarray]]:
         found: dict[ReductionWay, list[np.ndarray]] = {}
         own, opposite = addends_of(rank.index), addends_of(s.ranks - 1 - rank.index)
-        for place, average, (order, parts) in product(own, AVERAGES, in_orders.items()):
+        sums = {}
+        for average, (order, (begins, options)) in product(AVERAGES, in_orders.items()):
+            # One all-reduce of all addends. Its chunk r, of the ranks that may begin a sum, begins at rank r.
+            addends = np.concatenate([x for xs in (opposite if order == BACKWARDS else own).values() for x in xs])
+            splits = tuple(range(0, len(addends) * begins + 1, len(addends))) if begins > 1 else None
             mean = {} if average == AVERAGES[0] else {"op": "mean", "average": average}
+            whole = rank.all_reduce(np.tile(addends, begins), splits=splits, **mean, **options)
+            sums[average, order] = whole.reshape(begins, -1, s.length)
+        if rank.index:  # all have the same
+            return found
+        lies = {place: slice(*ends) for place, ends in zip(own, pairwise(accumulate(map(len, own.values()), initial=0)),
+                                                           strict=True)}
+        for place, average, order in product(own, AVERAGES, in_orders):
             rest = divisor if average == AVERAGES[0] else divisor / s.ranks
-            addends = (opposite if order == BACKWARDS else own)[place]
-            means = [_mean([rank.all_reduce(x, **mean, **part) for x in addends], rest,
-                           np.float32 if place == EACH else None, kernels) for part in parts]
+            means = [_mean(list(part[lies[place]]), rest, np.float32 if place == EACH else None, kernels)
+                     for part in sums[average, order]]
             if order == "ring" and s.layout != "whole":
                 found[ReductionWay(place, average, OWNED)] = [np.array(means)[here]]
             found[ReductionWay(place, average, order)] = means

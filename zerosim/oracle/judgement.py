@@ -221,16 +221,16 @@ class _Run:
         record, s, (nudge, epsilon) = self.record, self.record.settings, clipped
         stale, means = kept(s, recipe.stale, rank), self.reductions(recipe.of_rank(rank).weights, recipe.divisor)
         sums = means[ReductionWay(*way[:3])]
-        of_norm = sums[0]
+        of_norm, found = sums[0], np.stack([of[rank] for of in record.after.values()])
+        sizes = np.stack([np.maximum(np.abs(record.before[slot]), np.float32(s.lr * (slot == "master")))
+                          for slot in record.after])
         for _ in range(2 if s.clip_norm is not None else 1):  # which sums a run has is known when some factor is
             factors, best = np.asarray(clip_factors(s, recipe, of_norm, epsilon)).astype(np.float32), None
             factors = np.where(factors < 1, factors * np.float32(1 + nudge * 2.0**-23), factors)
             for mean in sums:
                 for state in states_after(record, recipe, mean, factors, PROFILES[way[3]].updated):
                     expected = {slot: np.where(stale, record.before[slot], state[slot]) for slot in record.after}
-                    apart = np.array([errors_in_ulps(of[rank], expected[slot], np.maximum(
-                        np.abs(record.before[slot]), np.float32(s.lr * (slot == "master"))))
-                        for slot, of in record.after.items()])
+                    apart = errors_in_ulps(found, np.stack([*expected.values()]), sizes)
                     if best is None:
                         best, first, of_first = apart.max(0), expected, apart
                     of_norm = np.where(apart.max(0) < best, mean, of_norm)

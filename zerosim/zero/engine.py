@@ -12,7 +12,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5; Micikevicius et al. 2018 (mix
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -431,17 +431,18 @@ class Engine(Shown):
         """The unit's parameters by name, as they rest: gathered on entry where sharded, freed on exit."""
         return self._unsharder.unshard(unit)
 
-    def state(self, name: str) -> dict[str, np.ndarray | None]:
-        """The whole "parameter", "gradient" (the mean, fp32; None unless reduced), "master" and slots of one parameter.
+    def state(self, name: str, only: Collection[str] | None = None) -> dict[str, np.ndarray | None]:
+        """The whole "parameter", "gradient" (the mean, fp32; None unless reduced), "master" and slots of one parameter,
+        or ``only`` these of them.
 
         For inspection, on every rank at once: what is sharded is gathered, under the purpose "state". Raises
-        ValueError for a name that the model does not have.
+        ValueError for a name that the model does not have, and for what the parameter has not.
         """
         known = {entry.name: group for group in self.param_groups for entry in group.layout.entries}
         group = known.get(str(name))
         if group is None:
             raise unknown_name(f"the model has no parameter {name!r}", name, known, "it has")
-        return whole_state(group, group.layout.by_name[str(name)])
+        return whole_state(group, group.layout.by_name[str(name)], only)
 
     @property
     def layout(self) -> Layout:

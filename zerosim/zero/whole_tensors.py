@@ -4,12 +4,12 @@ Where one rank owns a tensor it updates it alone, where several do all gather it
 elements. A look gathers in the same way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import numpy as np
 
-from zerosim.numerics.checks import FP32, work_type
+from zerosim.numerics.checks import FP32, unknown_name, work_type
 from zerosim.optim.base import UpdateContext, round_back, upcast
 from zerosim.zero.layout import LayoutEntry, ParameterPiece
 from zerosim.zero.param_group import GRADIENT, MASTER, ParamGroup, StepContext
@@ -72,18 +72,23 @@ def _step(group: ParamGroup, entry: LayoutEntry, arrays: Mapping[str, np.ndarray
 # -- a look at one parameter -------------------------------------------------------------------------------------------
 
 
-def whole_state(group: ParamGroup, entry: LayoutEntry) -> dict[str, np.ndarray | None]:
-    """The whole parameter, mean gradient, master and optimizer slots of one parameter, each of its shape.
+def whole_state(group: ParamGroup, entry: LayoutEntry, only: Collection[str] | None = None
+                ) -> dict[str, np.ndarray | None]:
+    """The whole parameter, mean gradient, master and optimizer slots of one parameter, each of its shape; or some.
 
     Slots of another shape (a matrix's factors) are not among them: ``own_slots`` has them, on the ranks that keep them.
     """
-    found: dict[str, np.ndarray | None] = {
-        "parameter": _whole(group, entry, group.parameter, group.stage.parameters),
-        "gradient": _mean_gradient(group, entry),
-        "master": _whole(group, entry, group.master, group.master_placement)}
-    flat = [] if group.frozen else [name for name in group.slots_of(entry) if group.is_flat(entry, name)]
-    gather = _all_gather if group.stage.optimizer is SHARDED else _copy
-    return found | {name: gather(group, entry, _own_slot(group, entry, name)) for name in flat}
+    found: dict[str, Callable[[], np.ndarray | None]] = {
+        "parameter": lambda: _whole(group, entry, group.parameter, group.stage.parameters),
+        "gradient": lambda: _mean_gradient(group, entry),
+        "master": lambda: _whole(group, entry, group.master, group.master_placement)}
+    for slot in [] if group.frozen else group.slots_of(entry):
+        if group.is_flat(entry, slot):
+            found[slot] = partial(_whole_slot, group, entry, slot)
+    for kind in only or ():
+        if kind not in found:
+            raise unknown_name(f"{entry.name} has no {kind!r}", kind, found, "it has")
+    return {kind: look() for kind, look in found.items() if only is None or kind in only}
 
 
 def _mean_gradient(group: ParamGroup, entry: LayoutEntry) -> np.ndarray | None:
@@ -124,6 +129,12 @@ def _own(group: ParamGroup, entry: LayoutEntry, array: np.ndarray, placement: Pl
         return array[group.layout.owned(group.rank.index, entry.low, entry.high)]
     cut = group.layout.cut(entry.low, entry.high)
     return array[entry.low + cut[group.rank.index]:entry.low + cut[group.rank.index + 1]]
+
+
+def _whole_slot(group: ParamGroup, entry: LayoutEntry, name: str) -> np.ndarray:
+    """The whole of a flat slot."""
+    gather = _all_gather if group.stage.optimizer is SHARDED else _copy
+    return gather(group, entry, _own_slot(group, entry, name))
 
 
 def _own_slot(group: ParamGroup, entry: LayoutEntry, name: str) -> np.ndarray:

@@ -165,7 +165,7 @@ def _weights(engine: Engine) -> np.ndarray:
 
 def _state(engine: Engine) -> np.ndarray:
     """Master and moments, parameter by parameter."""
-    return np.concatenate([_flat({kind: engine.state(name)[kind] for kind in ("master", "m", "v")})
+    return np.concatenate([_flat(engine.state(name, only=("master", "m", "v")))
                            for name in engine.model.shapes])
 
 

@@ -11,7 +11,7 @@ a layer.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -160,6 +160,11 @@ def batch(rank: int, step: int) -> tuple[Array, Array]:
     return (rng.standard_normal((ROWS, WIDTHS[0]), np.float32), rng.standard_normal((ROWS, WIDTHS[-1]), np.float32))
 
 
+def own_gradients(rank: int, step: int, parameters: Arrays) -> Arrays:
+    """The gradient of every parameter on the batch of one rank alone."""
+    return one_pass(model(0), parameters, FP32, *batch(rank, step)).gradients
+
+
 def mean_gradients(step: int) -> Arrays:
     """A gradient for every parameter, the same on all ranks: what an optimizer is handed after the mean."""
     rng = np.random.default_rng(step)
@@ -171,14 +176,14 @@ def mean_gradients(step: int) -> Arrays:
 
 def _ddp_on(factory: Answer, ranks: int) -> Measured:
     found, cluster = _run(ranks, _ddp_program, factory)
+    first = first_weights(model(0))
     for rank, (begun, _) in enumerate(found):
-        refuse_difference(f"N={ranks} after get_ddp rank {rank}", begun, first_weights(model(0)),
+        refuse_difference(f"N={ranks} after get_ddp rank {rank}", begun, first,
                           "did not take rank 0's first values", {})
     for rank, (_, steps) in enumerate(found):
         for step, (loss, mean) in enumerate(steps):
             where, expected = f"N={ranks} in step {step} rank {rank}", engine_run(ranks)[rank][step]
-            own = one_pass(model(0), expected.before, FP32, *batch(rank, step)).gradients
-            refuse_gradients(where, mean, expected.mean, own, ranks)
+            refuse_gradients(where, mean, expected.mean, partial(own_gradients, rank, step, expected.before), ranks)
             refuse_loss(where, loss, expected.loss)
     refuse_few_copies(ranks, cluster, 1 + 2 * STEPS)
     engine = engine_measures(ranks, 0)
@@ -344,7 +349,7 @@ def _watched_steps(rank: Rank) -> list[EngineStep]:
 
 
 def _whole(engine: Engine, what: str) -> Arrays:
-    found: dict[str, Any] = {name: engine.state(name)[what] for name in engine.model.shapes}
+    found: dict[str, Any] = {name: engine.state(name, only=[what])[what] for name in engine.model.shapes}
     return found
 
 
@@ -407,12 +412,13 @@ def refuse_loss(where: str, found: Any, expected: float) -> None:
         raise Refused(f"On {where} has another loss: {found!r} where {expected!r} is expected, that of its own batch")
 
 
-def refuse_gradients(where: str, found: Arrays, mean: Arrays, own: Arrays, ranks: int) -> None:
-    """Raises Refused for gradients that are not the mean over ranks, with what they seem to be."""
+def refuse_gradients(where: str, found: Arrays, mean: Arrays, own: Callable[[], Arrays], ranks: int) -> None:
+    """Raises Refused for gradients that are not the mean over ranks, with what they seem to be; ``own()`` are this
+    rank's."""
     refuse_difference(where, found, mean, "has gradients that are not the mean", {
-        "has its own gradients; nothing was added": lambda: _same(found, own),
+        "has its own gradients; nothing was added": lambda: _same(found, own()),
         "has the sum over ranks, and not the mean": lambda: _close(found, mean, ranks),
-        "divided its own gradients; nothing was added": lambda: _close(found, own, 1 / ranks),
+        "divided its own gradients; nothing was added": lambda: _close(found, own(), 1 / ranks),
         "has the mean, added or rounded in another order; reduce each parameter by a ring of its own, and divide by N "
         "once": lambda: _close(found, mean)})
 

@@ -5,6 +5,8 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from operator import is_
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -76,17 +78,24 @@ class Originals:
         classes = [value for module in modules for value in vars(module).values()
                    if isinstance(value, type) and value.__module__ == module.__name__]
         owners: list[Any] = [builtins, np, *modules, *classes]
-        self._kept = [(owner, names, name, value, getattr(value, "__code__", None))
-                      for owner in owners for names in [vars(owner)] for name, value in names.items()]
+        self._kept = [(owner, dict(vars(owner))) for owner in owners]
+        self._codes = {value: value.__code__ for _, kept in self._kept for value in kept.values()
+                       if isinstance(value, FunctionType)}
 
     def put_back(self) -> list[str]:
         """Puts back whatever has been replaced since; returns its names."""
         replaced = []
-        for owner, names, name, value, code in self._kept:
-            if names.get(name) is not value or (code is not None and value.__code__ is not code):
-                where = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
-                replaced.append(f"{where}.{name}")
-                setattr(owner, name, value)
-                if code is not None:
-                    value.__code__ = code
+        for owner, kept in self._kept:
+            names = vars(owner)
+            if len(names) >= len(kept) and all(map(is_, kept.values(), names.values())):
+                continue  # in the order in which they stood: so it is nearly always, and quickly seen
+            for name, value in kept.items():
+                if names.get(name) is not value:
+                    where = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
+                    replaced.append(f"{where}.{name}")
+                    setattr(owner, name, value)
+        for function, code in self._codes.items():
+            if function.__code__ is not code:
+                replaced.append(f"{function.__module__}.{function.__qualname__}")
+                function.__code__ = code
         return replaced
