@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.cases import covering
+from tests.cases import THOROUGH, chosen, covering
 from tests.support import assert_refused
 from tests.zero.training import (
     ADAM,
@@ -100,10 +100,10 @@ def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(stage, loop):
         assert not any("gathered_parameter" in held for _, held in found)
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
+@pytest.mark.parametrize("stage", chosen([0, 3], zs.STAGES))
 def test_a_step_that_raised_or_was_abandoned_has_the_same_dropout_when_taken_again_and_a_skipped_one_has_not(stage):
     model = MODELS["dropout"]()
-    data = batches(model, 2, 2, 3)
+    data = batches(model, 2, 2, 2)
 
     def disturbed(rank):
         engine = zs.Engine(rank, model, ADAM, stage=stage)
@@ -240,17 +240,19 @@ def kept_engines(optimizer=ADAM, **options):
 @pytest.mark.parametrize(("options", "struck"), list(itertools.product(
     [{"stage": 0}, {"stage": 1, "policy": BF16}, {"stage": 2, "overlap": True},
      {"stage": 3, "overlap": True, "prefetch": 1, "policy": BF16}],
-    [(zs.Rank, "_collective", 1), (kernels.NumpyKernels, "matmul", 7), (type(ADAM), "update", 1)])), ids=str)
+    [(zs.Rank, "_collective", 1 if THOROUGH else 2), (kernels.NumpyKernels, "matmul", 7),
+     (type(ADAM), "update", 1)])), ids=str)
 def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it_is_half_done(
         options, struck, monkeypatch, tmp_path):
-    """A rank fails at each of its collectives in turn, or at a product of forward or backward, also between units that
-    share a weight; or a rank fails at an update. Half done are steps that fail at one, or with collectives after the
-    first: these engines go no further, and a checkpoint makes them whole."""
-    before, (of, name, stride) = kept_engines(**options), struck
-    before.all(lambda engine: engine.save(tmp_path))
-    real, expected, refused = getattr(of, name), before.step(1), []
+    """A rank fails at every other of its collectives in turn (thorough: at each), or at a product of forward or
+    backward, also between units that share a weight; or a rank fails at an update. Half done are steps that fail at
+    one, or with collectives after the first: these engines go no further, and a checkpoint makes them whole."""
+    kept, (of, name, stride) = kept_engines(**options), struck
+    kept.all(lambda engine: engine.save(tmp_path))
+    real, expected, refused = getattr(of, name), kept.step(1), []
     for failing in itertools.count(1, stride):
-        kept, calls = kept_engines(**options), itertools.count(1)
+        kept.all(lambda engine: engine.load(tmp_path))
+        calls = itertools.count(1)
 
         def fails(owner, *args, calls=calls, failing=failing, **others):
             if getattr(owner, "index", 1) == 1 and next(calls) == failing:
@@ -272,7 +274,7 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
             if of is type(ADAM):
                 for further in (zs.Engine.all_gather_parameters, lambda engine: engine.save(tmp_path),
                                 lambda engine: engine.load_weights(tmp_path)):
-                    assert_refused(lambda kept=kept, further=further: kept.all(further),
+                    assert_refused(lambda further=further: kept.all(further),
                                    "update of step 2 was broken off.* make a new engine|not yet; call")
             kept.all(lambda engine: engine.load(tmp_path))
             assert kept.step(1) == expected
@@ -444,9 +446,9 @@ def test_a_rank_makes_no_more_calls_in_a_step_of_many_ranks_than_in_one_of_few()
         engine.step([(data.normal(size=(2, 8)), data.normal(size=(2, 4)))])
 
     calls = {}
-    for ranks in (2, 16, 128):  # the first imports
+    for ranks in (2, 8, 64):  # the first imports
         cluster = zs.Cluster(ranks)
         with cProfile.Profile() as profile:
             cluster.run(program)
         calls[ranks] = pstats.Stats(profile).total_calls / ranks
-    assert calls[128] <= calls[16]
+    assert calls[64] <= calls[8]

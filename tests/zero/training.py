@@ -27,7 +27,7 @@ MODELS = {
     "unused": lambda: gained(used=False), "own gradients": own_gradients,
     "autodiff": differentiated,
     "gpt": lambda: GPT("gpt-nano"), "untied": lambda: GPT("gpt-nano", tied=False),
-    "dropout": lambda: GPT(replace(PRESETS["gpt-nano"], dropout=0.25)),
+    "dropout": lambda: GPT(replace(PRESETS["gpt-nano"], layers=1, dropout=0.25)),
     "sub-blocks": lambda: GPT("gpt-nano", units="sub_block"),
     "global": lambda: GPT("gpt-nano", units=2, normalization="global"),
     "llama": lambda: Llama("llama-nano"),
