@@ -79,7 +79,7 @@ def interrupted(path, model, data, micro_batches, cut, place, **options):
     return saved, [one for one, _ in found], [report for _, report in found]
 
 
-DRAWN = 7
+DRAWN = 5
 
 
 def cases():
