@@ -446,9 +446,9 @@ def test_a_rank_makes_no_more_calls_in_a_step_of_many_ranks_than_in_one_of_few()
         engine.step([(data.normal(size=(2, 8)), data.normal(size=(2, 4)))])
 
     calls = {}
-    for ranks in (2, 8, 64):  # the first imports
+    for ranks in (2, 4, 32):  # the first imports
         cluster = zs.Cluster(ranks)
         with cProfile.Profile() as profile:
             cluster.run(program)
         calls[ranks] = pstats.Stats(profile).total_calls / ranks
-    assert calls[64] <= calls[8]
+    assert calls[32] <= calls[4]
