@@ -87,11 +87,8 @@ def attention(queries: list[Array], keys: list[Array], values: list[Array]) -> A
     heads = []
     for number, query in enumerate(queries):
         key, value = (x[number * len(x) // len(queries)] for x in (keys, values))
-        places = []
-        for t in range(query.shape[1]):
-            weights = np.exp(np.einsum("bd,bsd->bs", query[:, t], key[:, :t + 1]) / math.sqrt(query.shape[2]))
-            places.append(np.einsum("bs,bsd->bd", weights / weights.sum(1, keepdims=True), value[:, :t + 1]))
-        heads.append(np.stack(places, 1))
+        weights = np.tril(np.exp(query @ key.swapaxes(1, 2) / math.sqrt(query.shape[2])))  # (B, T, T)
+        heads.append(weights / weights.sum(2, keepdims=True) @ value)
     return np.concatenate(heads, -1)
 
 

@@ -1,7 +1,6 @@
 """The memory is audited by NumPy's own allocations, as Python's tracer sees them; every buffer is one that an algorithm
 declares and uses, to the last element; and its messages may move in each order that it leaves open."""
 
-import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -60,7 +59,6 @@ def test_at_the_peak_numpy_holds_what_is_counted_and_a_block_or_two(name: str, f
         memory.reset_peak()
     audits = []
     for _ in range(2):  # in one of them at most, Python's table of names grows by megabytes
-        gc.collect()
         tracemalloc.start()
         try:
             cluster.run(program)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.architecture.source import ROOT
+from tests.cases import THOROUGH
 from tests.support import assert_refused, literally
 from zerosim.numerics import arrays
 from zerosim.testing import RaceError, explore
@@ -69,9 +70,10 @@ def place(marker: str, function: Callable[..., Any] = play) -> str:
 STEPS = st.one_of(st.tuples(st.just("issue"), st.sampled_from(["new", "own", "in place"])), st.just(("gather",)),
                   st.tuples(st.just("wait"), st.integers(0, 3)),
                   *(st.just((step,)) for step in ("group", "all_reduce", "exchange", "send", "barrier")))
+MANY = 4 if THOROUGH else 2
 
 
-@given(st.integers(2, 4), st.lists(STEPS, max_size=8), st.integers(0, 99))
+@given(st.integers(2, 4), st.lists(STEPS, max_size=2 * MANY), st.integers(0, 99))
 def test_a_right_program_ends_alike_in_all_orders_and_no_race_is_seen(ranks: int, steps: Steps, seed: int) -> None:
     found = explore(play, steps, ranks=ranks, orders=4, seed=seed)
     assert (found.schedules, len(found.outcomes)) == (4, 1)
@@ -86,8 +88,8 @@ SAID = {"write": f"wrote to the input (...,) of all_reduce(...)\n  issued at {pl
 SAID["forward"] = SAID["read"].replace(place("the read"), place("the forward"))
 
 
-@given(st.integers(2, 3), st.lists(STEPS, max_size=4), st.sampled_from(["new", "own", "in place"]), st.sampled_from(
-    sorted(SAID)), st.integers(0, 2), st.lists(STEPS, max_size=4))
+@given(st.integers(2, 3), st.lists(STEPS, max_size=MANY), st.sampled_from(["new", "own", "in place"]), st.sampled_from(
+    sorted(SAID)), st.integers(0, 2), st.lists(STEPS, max_size=MANY))
 def test_every_planted_race_is_found_on_its_rank_with_both_lines(
         ranks: int, before: Steps, out: str, kind: str, rank: int, after: Steps) -> None:
     assume(kind not in ("read", "forward") or out != "new")

@@ -13,7 +13,7 @@ import shutil
 import stat
 from dataclasses import replace
 from functools import cache, partial
-from itertools import accumulate, cycle
+from itertools import accumulate, cycle, permutations, product
 from pathlib import Path
 
 import numpy as np
@@ -79,22 +79,23 @@ def interrupted(path, model, data, micro_batches, cut, place, **options):
     return saved, [one for one, _ in found], [report for _, report in found]
 
 
-DRAWN = 7
+DRAWN = 5
 
 
 def cases():
     """Drawn from all that an engine can be given, each saved at some micro-batch; then what is rare by chance."""
     for index, case in enumerate(drawn(DRAWN)):
         model, data, options = made(case)
-        stage, run = options["runs"][index % 5]
+        stage, run = options["runs"][index % len(options["runs"])]
         yield model, data, len(data[0][0]), {key: options[key] for key in (
             "optimizer", "layout", "clip_norm", "seed", "groups", "policy", "gather", "mesh")} | run | {"stage": stage}
     for stage, scaler in enumerate(SCALERS):
         model = ODD
-        data = batches(model, 3, 2, 6)
+        data = batches(model, 3, 2, 4)
         data[1][stage][1] = HUGE
         yield model, data, 2, {"optimizer": ADAM, "stage": stage, "policy": zs.Policy("fp16", loss_scale=scaler)}
-    for stage, layout in ((0, "per_unit"), (3, "whole_matrices"), (2, "per_unit")):
+    for stage, layout in chosen([(3, "whole_matrices"), (2, "per_unit")],
+                                product(zs.STAGES, ["whole_matrices", "per_unit"])):
         model = MODELS["untied"]()
         yield model, batches(model, 2, 2, 2), 2, {
             "optimizer": KFAC, "stage": stage, "layout": layout, "gather": layout == "per_unit", "schedule":
@@ -126,11 +127,10 @@ WORLDS = (1, 2, 3, 4, 5, 8)
 
 
 def test_from_any_number_of_ranks_to_any_other_and_back_no_bit_changes(tmp_path):
-    """In any stage, layout and compute format on the way. Every pair one way round; thorough: both."""
+    """In any stage, layout and compute format on the way. Each number once here and once there; thorough: all pairs."""
     axes = ((0, 1, 2, 3), (0, 1, 2, 3), ("per_unit", "contiguous", "whole_matrices"),
             ("fp32", "fp16", "bf16"), (ADAM, zs.optim.SOAP(), zs.optim.Adafactor(), SGD))
-    every = [(n, m) for n in WORLDS for m in WORLDS if n != m]
-    pairs = chosen([pair for pair in every if sum(pair) % 2 != (pair[0] < pair[1])], every)
+    pairs = chosen(zip(WORLDS, (*WORLDS[2:], *WORLDS[:2]), strict=True), permutations(WORLDS, 2))
     model, ways = MODELS["wide"](), covering(*axes, count=len(pairs))
     for (there, back), (stage, other, layout, compute, optimizer) in zip(pairs, ways, strict=False):
         options = {"optimizer": optimizer, "layout": layout, "gather": True}
@@ -501,7 +501,7 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no f
 
 @forks
 def test_killed_at_random_moments_of_a_saving_run_it_goes_on_from_the_last_whole_checkpoint(tmp_path):
-    assert "10 times killed" in fresh(str(KILLED), str(tmp_path), "10", "1")
+    assert "5 times killed" in fresh(str(KILLED), str(tmp_path), "5", "1")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.cases import covering
+from tests.cases import THOROUGH, chosen, covering, named
 from tests.support import assert_refused
 from tests.zero.training import (
     ADAM,
@@ -81,29 +81,29 @@ def a_step_behind_a_backward_that_was_broken_off(engine, mine, other):
     engine.step(mine)
 
 
-@pytest.mark.parametrize(("stage", "loop"), covering(zs.STAGES, [
+@pytest.mark.parametrize(("stage", "loop", "model", "options"), [(*way, *what) for *way, what in covering(zs.STAGES, [
     forwards_before_backwards_and_an_evaluation_before_the_update,
-    a_step_behind_an_evaluation_and_steps_that_were_abandoned, a_step_behind_a_backward_that_was_broken_off]))
-def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(stage, loop):
-    for model, options in ((tied(), {"keep_gathered": "all", "prefetch": 2}), (tied(), {"policy": BF16}),
-                           (GPT("gpt-nano", normalization="global"), {}), (ODD, FACTORED)):
-        data = batches(model, 2, 2, 2)
+    a_step_behind_an_evaluation_and_steps_that_were_abandoned, a_step_behind_a_backward_that_was_broken_off], [
+        (tied(), {"keep_gathered": "all", "prefetch": 2}), (tied(), {"policy": BF16}),
+        (GPT("gpt-nano", normalization="global"), {}), (ODD, FACTORED)], count=8)], ids=named)
+def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(stage, loop, model, options):
+    data = batches(model, 2, 2, 2)
 
-        def by_hand(rank, model=model, options=options, data=data):
-            engine = zs.Engine(rank, model, stage=stage, **{"optimizer": ADAM} | options)
-            for step in data:
-                loop(engine, step[rank.index], step[1 - rank.index])
-            return master_of(engine), rank.memory.now_nbytes_by_kind
+    def by_hand(rank):
+        engine = zs.Engine(rank, model, stage=stage, **{"optimizer": ADAM} | options)
+        for step in data:
+            loop(engine, step[rank.index], step[1 - rank.index])
+        return master_of(engine), rank.memory.now_nbytes_by_kind
 
-        found = zs.Cluster(2).run(by_hand)
-        assert [master for master, _ in found] == masters(model, data, stage=stage, **options)
-        assert not any("gathered_parameter" in held for _, held in found)
+    found = zs.Cluster(2).run(by_hand)
+    assert [master for master, _ in found] == masters(model, data, stage=stage, **options)
+    assert not any("gathered_parameter" in held for _, held in found)
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
+@pytest.mark.parametrize("stage", chosen([0, 3], zs.STAGES))
 def test_a_step_that_raised_or_was_abandoned_has_the_same_dropout_when_taken_again_and_a_skipped_one_has_not(stage):
     model = MODELS["dropout"]()
-    data = batches(model, 2, 2, 3)
+    data = batches(model, 2, 2, 2)
 
     def disturbed(rank):
         engine = zs.Engine(rank, model, ADAM, stage=stage)
@@ -128,7 +128,7 @@ def test_beside_a_backward_that_is_said_to_be_the_last_gradients_are_reduced_at_
     """With overlap; where nobody says it, those that rest partial wait for reduce(). The bits are those of the step, in
     whichever steps it is said, and on a mesh, where they are reduced across all the same."""
     model, options, beside = tied(), {"stage": stage, "overlap": True, "mesh": mesh}, {}
-    data = batches(model, 4 if mesh else 2, 2, 3)
+    data = batches(model, 4 if mesh else 2, 2, 2)
 
     def by_hand(rank, says):
         engine = zs.Engine(rank, model, ADAM, **options)
@@ -139,7 +139,7 @@ def test_beside_a_backward_that_is_said_to_be_the_last_gradients_are_reduced_at_
         return master_of(engine)
 
     expected = masters(model, data, **options)
-    for says in ((False,) * 3, (True,) * 3, (True, False, True)):
+    for says in ((False, False), (True, True), (True, False)):
         cluster = zs.Cluster(len(data[0]))
         assert list(cluster.run(by_hand, says)) == expected
         beside[says] = sum(row.asynchronous for row in cluster.trace[0].collectives(purpose="gradients"))
@@ -241,17 +241,19 @@ def kept_engines(optimizer=ADAM, **options):
 @pytest.mark.parametrize(("options", "struck"), list(itertools.product(
     [{"stage": 0}, {"stage": 1, "policy": BF16}, {"stage": 2, "overlap": True},
      {"stage": 3, "overlap": True, "prefetch": 1, "policy": BF16}],
-    [(zs.Rank, "_collective", 1), (kernels.NumpyKernels, "matmul", 7), (type(ADAM), "update", 1)])), ids=str)
+    [(zs.Rank, "_collective", 1 if THOROUGH else 2), (kernels.NumpyKernels, "matmul", 7),
+     (type(ADAM), "update", 1)])), ids=str)
 def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it_is_half_done(
         options, struck, monkeypatch, tmp_path):
-    """A rank fails at each of its collectives in turn, or at a product of forward or backward, also between units that
-    share a weight; or a rank fails at an update. Half done are steps that fail at one, or with collectives after the
-    first: these engines go no further, and a checkpoint makes them whole."""
-    before, (of, name, stride) = kept_engines(**options), struck
-    before.all(lambda engine: engine.save(tmp_path))
-    real, expected, refused = getattr(of, name), before.step(1), []
+    """A rank fails at every other of its collectives in turn (thorough: at each), or at a product of forward or
+    backward, also between units that share a weight; or a rank fails at an update. Half done are steps that fail at
+    one, or with collectives after the first: these engines go no further, and a checkpoint makes them whole."""
+    kept, (of, name, stride) = kept_engines(**options), struck
+    kept.all(lambda engine: engine.save(tmp_path))
+    real, expected, refused = getattr(of, name), kept.step(1), []
     for failing in itertools.count(1, stride):
-        kept, calls = kept_engines(**options), itertools.count(1)
+        kept.all(lambda engine: engine.load(tmp_path))
+        calls = itertools.count(1)
 
         def fails(owner, *args, calls=calls, failing=failing, **others):
             if getattr(owner, "index", 1) == 1 and next(calls) == failing:
@@ -273,7 +275,7 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
             if of is type(ADAM):
                 for further in (zs.Engine.all_gather_parameters, lambda engine: engine.save(tmp_path),
                                 lambda engine: engine.load_weights(tmp_path)):
-                    assert_refused(lambda kept=kept, further=further: kept.all(further),
+                    assert_refused(lambda further=further: kept.all(further),
                                    "update of step 2 was broken off.* make a new engine|not yet; call")
             kept.all(lambda engine: engine.load(tmp_path))
             assert kept.step(1) == expected
@@ -445,9 +447,9 @@ def test_a_rank_makes_no_more_calls_in_a_step_of_many_ranks_than_in_one_of_few()
         engine.step([(data.normal(size=(2, 8)), data.normal(size=(2, 4)))])
 
     calls = {}
-    for ranks in (2, 16, 128):  # the first imports
+    for ranks in (2, 4, 32):  # the first imports
         cluster = zs.Cluster(ranks)
         with cProfile.Profile() as profile:
             cluster.run(program)
         calls[ranks] = pstats.Stats(profile).total_calls / ranks
-    assert calls[128] <= calls[16]
+    assert calls[32] <= calls[4]

@@ -39,7 +39,7 @@ def filled(x, target, model=ODD, rows=2):
 
 TO_THE_SUM = filled(2.0**8, -(2.0**7), ONE, rows=1)
 OVERFLOWS = {
-    **{f"{rule} {hysteresis}, stage {stage}": (ODD, patterned(3, 3), PATTERN, {
+    **{f"{rule} {hysteresis}, stage {stage}": (ODD, patterned(3, 2), PATTERN, {
         "runs": [(stage, options)], "policy": zs.Policy("fp16", loss_scale=loss_scale.Dynamic(
             rule, initial=256, window=2, hysteresis=hysteresis))})
        for stage, (rule, hysteresis), options in covering(zs.STAGES, TRACES, OPTIONS)},

@@ -179,7 +179,7 @@ def test_bytes_inside_nodes_and_between_them_are_the_closed_forms_and_offload_ch
 @pytest.mark.parametrize(("layout", "k"), [("per_unit", 2), ("contiguous", 1)])
 def test_quantized_gradients_have_the_same_bits_whether_buckets_leave_during_backward_or_after_it(layout, k):
     """Blocks are quantized in a bucket, and so buckets are cut in one way."""
-    data, options = batches(WIDE, 4, k, 2), {"stage": 1, "mesh": (2, 2), "policy": BF16, "layout": layout}
+    data, options = batches(WIDE, 4, k, 1), {"stage": 1, "mesh": (2, 2), "policy": BF16, "layout": layout}
     found = {nbytes: [bits(run(WIDE, data, zeropp=zs.ZeroPlusPlus(quantized_gradients="int4", block=8),
                                bucket_nbytes=nbytes, **options, **when)[0]["m"])
                       for when in ({}, {"overlap": True}, {"offload": zs.Offload(gradients="host")})]
@@ -188,8 +188,8 @@ def test_quantized_gradients_have_the_same_bits_whether_buckets_leave_during_bac
     assert found[None][0] != found[70][0], "bits do depend on buckets"
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
-@pytest.mark.parametrize(("nodes", "each"), [(2, 2), (3, 2), (1, 4)])
+@pytest.mark.parametrize(("form", "nodes", "each"), [(form, *mesh) for form, mesh in covering(
+    ["int8", "int4"], [(2, 2), (3, 2), (1, 4)])])
 def test_quantized_gradients_are_summed_within_the_bound_of_their_two_hops(form, nodes, each):
     """Each addend once, and once more the sum of each node, whose own error adds to its magnitude."""
     model, ranks, form_ = MLP((7, 40, 5), seed=3), nodes * each, quantization.Blockwise(form, 16)

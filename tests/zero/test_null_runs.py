@@ -60,14 +60,15 @@ def assert_a_null_run_is_the_real_one(model, data, **options):
 @pytest.mark.parametrize("case", drawn(6, [name for name in MODELS if name not in COMPUTED_BY_HAND]))
 def test_a_null_run_makes_the_real_runs_memory_and_trace_event_for_event(case):
     model, data, options = made(case)
-    stage, own = options.pop("runs")[case["seed"]]
+    runs = options.pop("runs")
+    stage, own = runs[case["seed"] % len(runs)]
     del options["debug"], options["seed"]  # the cluster's
     assert_a_null_run_is_the_real_one(model, data, stage=stage, **own, **options)
 
 
 @pytest.mark.parametrize(("model", "options"), WITHOUT_A_TWIN, ids=named)
 def test_so_does_one_of_what_no_twin_computes(model, options):
-    assert_a_null_run_is_the_real_one(model, batches(model, 2, 2, 2), policy=BF16, **options)
+    assert_a_null_run_is_the_real_one(model, batches(model, 2, 2, 1 if model is NANO else 2), policy=BF16, **options)
 
 
 @pytest.mark.parametrize(("ranks", "stage", "optimizer"), [
@@ -95,8 +96,8 @@ def test_no_rank_stands_for_all_in_a_layout_that_is_not_the_same_for_each(layout
 
 
 def test_a_trillion_parameters_train_on_1024_ranks_in_no_memory():
-    """The whole model, of 1.0e12 parameters, for one step; `zerosim bench null` measures it."""
-    model = GPT(zs.models.GPTConfig(layers=128, channels=25600, heads=160, context=2048, vocabulary=51200))
+    """The whole model, of 1.0e12 parameters, for one step; `zerosim bench null` measures one of more layers."""
+    model = GPT(zs.models.GPTConfig(layers=32, channels=51200, heads=160, context=2048, vocabulary=51200))
     tokens = np.zeros((1, 2048), np.int64)
     cluster = ran(zs.NullCluster(1024, representative=0), model, [[[(tokens, tokens)]]], stage=3, policy=BF16,
                   recompute="block")

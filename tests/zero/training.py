@@ -18,6 +18,7 @@ from zerosim.options import StepOptions
 from zerosim.planning import closed_forms, step_folds
 from zerosim.zero import PARTIAL
 
+ONE_BLOCK = replace(PRESETS["gpt-nano"], layers=1)
 MODELS = {
     "odd": lambda: MLP((3, 5, 2), activation="gelu", seed=1),
     "deep": lambda: MLP((2, 3, 3, 1), activation="relu", seed=2),
@@ -26,9 +27,9 @@ MODELS = {
     "tied": tied, "thrice": thrice_used, "scalars": lambda: gained(()), "gained": gained,
     "unused": lambda: gained(used=False), "own gradients": own_gradients,
     "autodiff": differentiated,
-    "gpt": lambda: GPT("gpt-nano"), "untied": lambda: GPT("gpt-nano", tied=False),
-    "dropout": lambda: GPT(replace(PRESETS["gpt-nano"], dropout=0.25)),
-    "sub-blocks": lambda: GPT("gpt-nano", units="sub_block"),
+    "gpt": lambda: GPT("gpt-nano"), "untied": lambda: GPT(ONE_BLOCK, tied=False),
+    "dropout": lambda: GPT(replace(ONE_BLOCK, dropout=0.25)),
+    "sub-blocks": lambda: GPT(ONE_BLOCK, units="sub_block"),
     "global": lambda: GPT("gpt-nano", units=2, normalization="global"),
     "llama": lambda: Llama("llama-nano"),
     "qwen": lambda: Llama(LlamaConfig(2, 8, 4, 6, 11, key_value_heads=2, head_channels=4, feed_forward=6,

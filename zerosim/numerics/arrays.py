@@ -210,8 +210,7 @@ def may_share_memory(a: AnyArray, b: AnyArray) -> bool:
 
 def is_same_memory(a: AnyArray, b: AnyArray) -> bool:
     """True when both arrays are views of the same elements in the same order."""
-    alike = (a.shape, a.strides, a.dtype) == (b.shape, b.strides, b.dtype)
-    return a is b or (alike and start(a) == start(b))
+    return a is b or ((a.shape, a.strides, a.dtype) == (b.shape, b.strides, b.dtype) and start(a) == start(b))
 
 
 def contiguous(x: Any) -> AnyArray:
@@ -223,12 +222,16 @@ def contiguous(x: Any) -> AnyArray:
     return np.ascontiguousarray(x)
 
 
+@cache
+def _has_nan(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "fc" or any(dtype == row.dtype for row in FORMATS.values())
+
+
 def poison(array: AnyArray) -> None:
     """Fills an array of any strides with what nobody can overlook: NaN, or bytes 0xA5 where the dtype has no NaN."""
     if isinstance(array, NullArray):
         return
-    dtype = array.dtype
-    has_nan = dtype.kind in "fc" or any(dtype == row.dtype for row in FORMATS.values())
+    dtype, has_nan = array.dtype, _has_nan(array.dtype)
     if on_device(array) and dtype.itemsize <= 8:
         pattern = dtype.type(np.nan).tobytes() if has_nan else b"\xa5" * dtype.itemsize
         codes = array.view(f"u{dtype.itemsize}")

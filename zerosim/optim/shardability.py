@@ -229,7 +229,8 @@ class TensorTrial:
 
     def copy(self) -> TensorTrial:
         """The same, sharing no memory."""
-        return copy.deepcopy(self)
+        return replace(self, w=self.w.copy(), gradients=[g.copy() for g in self.gradients],
+                       state={name: slot.copy() for name, slot in self.state.items()})
 
     def pieces(self, bounds: Sequence[int]) -> list[TensorTrial]:
         """Flat pieces, cut at these bounds, 0 and n included, each with its part of the state, which is flat too."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from tempfile import mkstemp
 from typing import Any, NamedTuple
@@ -129,7 +130,7 @@ class DiskVector:
 
     def __init__(self, stored: StoredVector, start: int, shape: tuple[int, ...]) -> None:
         self.stored, self.start, self.shape = stored, start, shape
-        self.dtype, self.size = stored.dtype, int(np.prod(shape, dtype=np.int64))
+        self.dtype, self.size = stored.dtype, prod(map(int, shape))
 
     @property
     def stop(self) -> int:
@@ -205,7 +206,7 @@ class OffloadStore(Store):
         if place == HOST:
             return self.memory.host.alloc(shape, dtype, kind, name)
         shape = shape if isinstance(shape, tuple) else (shape,)
-        length, dtype = int(np.prod(shape, dtype=np.int64)), np.dtype(dtype)
+        length, dtype = prod(map(int, shape)), np.dtype(dtype)
         stored = StoredVector(kind, name, dtype, length)
         try:
             stored.old = self._new_file(stored)
