@@ -5,6 +5,7 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -76,17 +77,24 @@ class Originals:
         classes = [value for module in modules for value in vars(module).values()
                    if isinstance(value, type) and value.__module__ == module.__name__]
         owners: list[Any] = [builtins, np, *modules, *classes]
-        self._kept = [(owner, names, name, value, getattr(value, "__code__", None))
-                      for owner in owners for names in [vars(owner)] for name, value in names.items()]
+        self._kept = [(owner, vars(owner), dict(vars(owner))) for owner in owners]
+        self._codes = [(owner, name, value, value.__code__) for owner, _, kept in self._kept
+                       for name, value in kept.items() if isinstance(value, FunctionType)]
 
     def put_back(self) -> list[str]:
         """Puts back whatever has been replaced since; returns its names."""
         replaced = []
-        for owner, names, name, value, code in self._kept:
-            if names.get(name) is not value or (code is not None and value.__code__ is not code):
-                where = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
-                replaced.append(f"{where}.{name}")
-                setattr(owner, name, value)
-                if code is not None:
-                    value.__code__ = code
+        for owner, names, kept in self._kept:  # by no function of Python's that may be one of those replaced
+            for name, value in kept.items():
+                if names.get(name) is not value:
+                    replaced.append(_named(owner, name))
+                    setattr(owner, name, value)
+        for owner, name, function, code in self._codes:
+            if function.__code__ is not code:
+                replaced.append(_named(owner, name))
+                function.__code__ = code
         return replaced
+
+
+def _named(owner: Any, name: str) -> str:
+    return f"{owner.__module__}.{owner.__qualname__}.{name}" if isinstance(owner, type) else f"{owner.__name__}.{name}"
