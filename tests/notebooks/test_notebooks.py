@@ -22,8 +22,7 @@ from tests.backends.worlds import mpi_missing
 from tests.cases import THOROUGH, chosen
 from tests.display.seen import data_of, pixels_of, shows_the_same
 from tests.notebooks.cells import Shown, cells, changed, committed, displayed_in, executed, picture_in, printed_in
-from zerosim.course import draw, figures, puzzles
-from zerosim.course.precision_runs import SmallRun
+from zerosim.course import draw, figures, precision_runs, puzzles
 from zerosim.course.puzzles import solutions
 from zerosim.display import drawing
 
@@ -87,7 +86,7 @@ def is_part(now: str | None, then: str | None) -> bool:
     return all(row in rest for row in rows[0])
 
 
-def begun(run: SmallRun, steps: int) -> SmallRun:
+def begun(run: precision_runs.SmallRun, steps: int) -> precision_runs.SmallRun:
     """The first steps of a training."""
     by_step = ("losses_by_rank", "scales", "skipped", "overflowed")
     return replace(run, **{name: getattr(run, name)[:steps] for name in by_step})
