@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.display.browser import started
+
 if sys.dont_write_bytecode:  # then each process that a test starts would compile NumPy, Matplotlib and us anew
     sys.pycache_prefix = str(Path(__file__).parent.parent / ".pytest_cache" / "compiled")
     sys.dont_write_bytecode = False
@@ -60,8 +62,10 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     return report
 
 
-# One of pytest-xdist's workers runs all tests of a row: they share jobs of processes; what figures and lessons measure.
-TOGETHER = [("tests/backends/",), ("tests/course/figures/", "tests/course/test_precision", "tests/notebooks/")]
+# One of pytest-xdist's workers runs all tests of a row: they share jobs of processes; a browser; what figures and
+# lessons measure.
+TOGETHER = [("tests/backends/",), ("tests/display/", "tests/documentation/test_slides"),
+            ("tests/course/figures/", "tests/course/test_precision", "tests/notebooks/")]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -96,6 +100,14 @@ def earlier_modules_are_not_walked_through() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def browser_is_closed() -> Iterator[None]:
+    """Ends the browser of the tests of pages, where one has been started."""
+    yield
+    if started.cache_info().currsize:
+        started().close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

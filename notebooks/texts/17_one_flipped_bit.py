@@ -26,6 +26,7 @@
 
 # %%
 import warnings
+from functools import cache
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -180,6 +181,7 @@ def weights_after_each_step(rank):
     return np.array(seen), skipped, result.losses[0]
 
 
+@cache  # a training that is asked for again
 def trained(fault=None, **options):
     """All ranks' results."""
     with warnings.catch_warnings():

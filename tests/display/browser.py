@@ -7,11 +7,12 @@ import subprocess
 import sys
 import tempfile
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -30,40 +31,30 @@ def browser() -> str | None:
 needs_browser = pytest.mark.skipif(browser() is None, reason="there is no chromium here to open the page in")
 
 
-def _run(page: Path, *flags: str) -> bytes:
-    program = browser()
-    assert program is not None
-    with tempfile.TemporaryDirectory() as profile:
-        environment = {**os.environ, "HOME": profile}
-        done = subprocess.run([program, *FLAGS, f"--user-data-dir={profile}", *flags, page.resolve().as_uri()],
-                              capture_output=True, timeout=PATIENCE_SECONDS, env=environment)
-    assert done.returncode == 0, done.stderr.decode(errors="replace")[-2000:]
-    return done.stdout
+class Browser:
+    """A browser that is asked over a pipe: messages of the DevTools protocol, each ended by a zero byte.
 
-
-def dom_of(page: Path, *, first: str = "", last: str = "", flags: tuple[str, ...] = ()) -> "Dom":
-    """What the page became when its scripts had run; ``first`` and ``last`` are scripts of the test's own."""
-    text = page.read_text(encoding="utf-8")
-    watched = page.with_name(f"watched-{page.name}")
-    text = text.replace("<head>", f"<head><script>{first}</script>", 1)
-    watched.write_text(text.replace("</body>", f"<script>{last}</script></body>"), encoding="utf-8")
-    return Dom(_run(watched, *flags, "--dump-dom").decode())
-
-
-class Tab:
-    """A page that stays open and is asked: messages of the DevTools protocol, each ended by a zero byte.
-
-    Source: https://chromedevtools.github.io/devtools-protocol/
+    What it reads is its file 3, and what it writes its file 4. Source: https://chromedevtools.github.io/devtools-protocol/
     """
 
-    def __init__(self, to_browser: BinaryIO, from_browser: BinaryIO) -> None:
-        self._to, self._from, self._number, self._session = to_browser, from_browser, 0, {}
-        target = self._ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = {"sessionId": self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+    def __init__(self, program: str) -> None:
+        (read_there, write_here), (read_here, write_there) = os.pipe(), os.pipe()
+        self._profile, self._number = tempfile.TemporaryDirectory(ignore_cleanup_errors=True), 0
+        # The pipes get the numbers that the browser knows in a process of their own, since these may be taken here.
+        start = (f"import os, sys; os.dup2({read_there}, 3); os.dup2({write_there}, 4); "
+                 "os.execv(sys.argv[1], sys.argv[1:])")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", start, program, *FLAGS, f"--user-data-dir={self._profile.name}",
+             "--remote-debugging-pipe"], pass_fds=(read_there, write_there), stderr=subprocess.DEVNULL,
+            env={**os.environ, "HOME": self._profile.name})
+        os.close(read_there)
+        os.close(write_there)
+        self._to, self._from = os.fdopen(write_here, "wb"), os.fdopen(read_here, "rb")
 
-    def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def ask(self, method: str, session: Mapping[str, str] = {}, **parameters: Any) -> dict[str, Any]:
+        """The answer to one message, of a tab's session or of the browser's own."""
         self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters, **self._session}
+        message = {"id": self._number, "method": method, "params": parameters, **session}
         self._to.write(json.dumps(message).encode() + b"\0")
         self._to.flush()
         while True:
@@ -76,14 +67,44 @@ class Tab:
                 assert "error" not in answer, answer
                 return answer["result"]
 
+    def close(self) -> None:
+        """Ends the browser."""
+        self._process.terminate()
+        self._process.wait(PATIENCE_SECONDS)
+        self._to.close()
+        self._from.close()
+        self._profile.cleanup()
+
+
+@cache
+def started() -> Browser:
+    """The one browser of all tests of this process; see `browser_is_closed` in conftest.py."""
+    program = browser()
+    assert program is not None
+    return Browser(program)
+
+
+class Tab:
+    """A page that stays open and is asked; what its pages leave behind, no other tab finds."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser, self._session = browser, {}
+        self.context = self._ask("Target.createBrowserContext")
+        target = self._ask("Target.createTarget", url="about:blank", **self.context)["targetId"]
+        self._session = {"sessionId": self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+
+    def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self._browser.ask(method, self._session, **parameters)
+
     def resize(self, width: int, height: int, scale: float = 1) -> None:
         """A window of so many CSS pixels, each so many of its pictures'."""
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
                   mobile=False)
 
-    def lay_out_for(self, medium: str) -> None:
-        """As on paper for "print", as in the window for ""."""
-        self._ask("Emulation.setEmulatedMedia", media=medium)
+    def lay_out_for(self, medium: str, scheme: str = "light") -> None:
+        """As on paper for "print", as in the window for ""; for who wants it "light" or "dark"."""
+        self._ask("Emulation.setEmulatedMedia", media=medium,
+                  features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def go(self, url: str) -> None:
         """Opens a page, and does not wait for it."""
@@ -109,25 +130,19 @@ class Tab:
 
 @contextmanager
 def open_tab() -> Iterator[Tab]:
-    """A browser with one page, over a pipe: what it reads is its file 3, what it writes is its file 4."""
-    program = browser()
-    assert program is not None
-    (read_there, write_here), (read_here, write_there) = os.pipe(), os.pipe()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        # The pipes get the numbers that the browser knows in a process of their own, since these may be taken here.
-        start = (f"import os, sys; os.dup2({read_there}, 3); os.dup2({write_there}, 4); "
-                 "os.execv(sys.argv[1], sys.argv[1:])")
-        process = subprocess.Popen([sys.executable, "-c", start, program, *FLAGS, f"--user-data-dir={profile}",
-                                    "--remote-debugging-pipe"], pass_fds=(read_there, write_there),
-                                   stderr=subprocess.DEVNULL, env={**os.environ, "HOME": profile})
-        os.close(read_there)
-        os.close(write_there)
-        try:
-            with open(write_here, "wb") as to_browser, open(read_here, "rb") as from_browser:
-                yield Tab(to_browser, from_browser)
-        finally:
-            process.terminate()
-            process.wait(PATIENCE_SECONDS)
+    """A page of its own in the one browser."""
+    tab = Tab(started())
+    yield tab
+    started().ask("Target.disposeBrowserContext", **tab.context)
+
+
+def dom_of(tab: Tab, page: Path, *, first: str = "") -> "Dom":
+    """What a page of `explore` became when its run was drawn; ``first`` is a script of the test's own."""
+    watched = page.with_name(f"watched-{page.name}")
+    text = page.read_text(encoding="utf-8")
+    watched.write_text(text.replace("<head>", f"<head><script>{first}</script>", 1), encoding="utf-8")
+    tab.open(watched)
+    return Dom(tab.evaluate("document.documentElement.outerHTML"))
 
 
 class Dom(HTMLParser):

@@ -21,9 +21,16 @@ SOME = [StepSetting(2, stage=0), StepSetting(2, stage=3, overlap=True, prefetch=
         StepSetting(2, stage=3, overlap=True, prefetch=True, micro=2, slow=True), StepSetting(2, stage=3)]
 
 
+def saved_page(path, some):
+    """The page of a few runs, which are made sooner here than processes are begun."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.cpu_count", lambda: 1)
+        return explore.save_page(path, some)
+
+
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
-    path = explore.save_page(tmp_path_factory.mktemp("page") / "page.html", SOME)
+    path = saved_page(tmp_path_factory.mktemp("page") / "page.html", SOME)
     path.write_text(path.read_text("utf-8").replace("<head>", WATCH, 1), "utf-8")
     with open_tab() as opened:
         opened.resize(1280, 900)
@@ -141,7 +148,7 @@ def test_a_comparison_says_what_all_ranks_send_what_crosses_nodes_and_what_one_r
     assert 0 < across[1] < across[0] < sent[0]
     with open_tab() as tab:
         question = dict(explore.QUESTIONS)["What does a mesh keep off the slow link?"]
-        tab.open(explore.save_page(tmp_path / "page.html", both), question)
+        tab.open(saved_page(tmp_path / "page.html", both), question)
         said = tab.evaluate("document.getElementById('difference').textContent")
         for (a, b), words in ((sent, "its ranks together send"), (across, "of it across nodes")):
             assert f"; {words} {b:,} bytes, A {a:,} bytes (×{b / a:.2f})" in said
@@ -234,7 +241,8 @@ def test_a_readers_own_run_shows_itself_in_a_notebook_in_the_same_views_and_with
     assert frame.found["srcdoc"] == found.html == found.save(tmp_path / "run.html").read_text("utf-8")
     tables = Dom(html.partition("</style>")[2].removesuffix("</iframe>"))
     assert [row[:2] for row in tables.rows("Every collective")] == [["1", "all_reduce"]]  # of the span alone
-    dom = dom_of(tmp_path / "run.html", flags=("--virtual-time-budget=2000",))
+    with open_tab() as tab:
+        dom = dom_of(tab, tmp_path / "run.html")
     assert dom.all("html")[0][0]["data-ready"] == "1"
     assert dom.rows("Rank by rank")[0][-4] == "32"
     assert dom.rows("Every collective")[0][0] == "1"
@@ -309,7 +317,7 @@ def test_the_bar_lies_over_no_line_switches_are_explained_and_what_a_rank_lacks_
     setting = StepSetting(3, stage=1, offload=True)
     step = explored_runs.recorded_step(setting)
     with open_tab() as tab:
-        tab.open(explore.save_page(tmp_path / "page.html", [setting]), "#n=3&stage=1&offload=1")
+        tab.open(saved_page(tmp_path / "page.html", [setting]), "#n=3&stage=1&offload=1")
         for width in (320, 390, 700):
             tab.resize(width, 640)
             room = tab.evaluate("""new Promise((done) => setTimeout(() => { scrollTo(0, 1e6); done(

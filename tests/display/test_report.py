@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.display.browser import Dom, dom_of, needs_browser
+from tests.display.browser import Dom, dom_of, needs_browser, open_tab
 from tests.support import ask, assert_command_refuses, assert_refused
 from zerosim.display import replayed, report
 from zerosim.planning import recording, timeline
@@ -260,7 +260,8 @@ WATCH = ("const struck = (text) => { document.documentElement.dataset.errors = t
 def test_in_a_browser_wicked_names_run_nothing(tmp_path):
     path = tmp_path / "page.html"
     path.write_text(page_of(ran(wicked).trace, WICKED), encoding="utf-8")
-    dom = dom_of(path, first=WATCH, flags=("--virtual-time-budget=2000",))
+    with open_tab() as tab:
+        dom = dom_of(tab, path, first=WATCH)
     (root, _), = dom.all("html")
     assert (root["data-ready"], root.get("data-errors")) == ("1", None)
     assert dom.all("title")[0][1] == f"zerosim: {WICKED}"
@@ -271,12 +272,14 @@ INK = Path(__file__).with_name("ink.js").read_text("utf-8")
 
 
 @needs_browser
-@pytest.mark.parametrize(("dark", "color", "width"), [
-    (1, "rgb(244, 245, 247)", 360), pytest.param(0, "rgb(16, 18, 22)", 1280, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("scheme", "color", "width"), [
+    ("light", "rgb(244, 245, 247)", 360), ("dark", "rgb(16, 18, 22)", 1280)])
 def test_in_a_browser_all_text_is_read_in_light_and_in_dark_and_no_page_is_wider_than_its_window(
-        saved, dark, color, width):
-    flags = (f"--blink-settings=preferredColorScheme={dark}", f"--window-size={width},900")
-    (root, _), = dom_of(saved[2], first=INK, flags=(*flags, "--virtual-time-budget=2000")).all("html")
+        saved, scheme, color, width):
+    with open_tab() as tab:
+        tab.resize(width, 900)
+        tab.lay_out_for("", scheme)
+        (root, _), = dom_of(tab, saved[2], first=INK).all("html")
     assert root["data-page"] == color
     assert float(root["data-worst"]) >= 4.5
     assert int(root["data-wide"]) <= 0

@@ -123,7 +123,9 @@ def _makes(statement: ast.stmt) -> set[str]:
             return {(name.asname or name.name).partition(".")[0] for name in names}
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}
-        case ast.Assign() | ast.Try():
+        case ast.Assign(targets=targets):  # and not the names of a comprehension
+            return {name for target in targets for name in _names(target, stored=True)}
+        case ast.Try():
             return _names(statement, stored=True)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
             return {name}

@@ -20,7 +20,12 @@ from zerosim.planning import activations, hardware
 
 DARK, FIGURES, LIGHT = figures.DARK, figures.FIGURES, figures.LIGHT
 SVG = "{http://www.w3.org/2000/svg}"
-EVERY = pytest.mark.parametrize("name", FIGURES)
+# Of figures whose trainings take seconds: a few of their steps, and the words that must be the committed figure's.
+BEGUN = {"adam-states": (lambda: figures.adam_states_data(50), r"(?<=[;:] )[\w ,]+ explodes at step \d+"),
+         "loss-scale": (lambda: figures.loss_scale_data(steps=8), r"overflow (?:on|in)[a-z ]+: \d[\d, ]*"),
+         "stages": (lambda: figures.stages_data(steps=2), r"stage \d|at most [\d,]+ bytes held, [\d,]+ bytes sent")}
+MEASURED = chosen([name for name in FIGURES if name not in BEGUN], FIGURES)
+EVERY = pytest.mark.parametrize("name", MEASURED)
 UNITS = ("(bytes per parameter)", "(bytes)", "(MB)", "(GB)", "(µs)", "(ms)", "(ranks)", "(parameters)", "(tokens)",
          "(steps)", "(name)", "(ratio)", "(kB)")
 NUMBERS = ("weight", "half the gap above it", "loss scale S", "loss, mean of 20 steps", "loss, mean over ranks",
@@ -40,7 +45,7 @@ drawn_once = cache(drawing)  # for who changes nothing of it
 
 # The dark figures are the light ones in other colors, as the next test says; the ring's colors too are compared.
 @pytest.mark.parametrize(("name", "style"), [
-    *((name, LIGHT) for name in FIGURES), *((name, DARK) for name in chosen(["ring", "mixed-precision"], FIGURES))],
+    *((name, LIGHT) for name in MEASURED), *((name, DARK) for name in chosen(["ring", "mixed-precision"], FIGURES))],
     ids=lambda value: value if isinstance(value, str) else value.name)
 def test_the_committed_figures_are_drawn_from_what_the_package_does_now_whatever_a_reader_has_set(name, style):
     expected = committed(name, style)
@@ -52,6 +57,24 @@ def test_the_committed_figures_are_drawn_from_what_the_package_does_now_whatever
         same = seen.is_committed(drawn_once(name, style), expected)
         assert dict(mpl.rcParams) == before, "the settings are left as they were"
     assert same, "it has changed: look at it, then commit what `make figures` drew"
+
+
+@pytest.mark.parametrize("name", BEGUN)
+def test_a_few_steps_of_a_long_training_go_as_the_committed_figure_says_in_its_words_and_colors(name):
+    data, words = BEGUN[name]
+    drawn, there = FIGURES[name].draw(data(), LIGHT), committed(name)
+    seen.assert_readable(drawn)
+    root, shown = ET.fromstring(there), set(re.findall("#[0-9a-f]{6}", there))
+    said, rest = re.findall(words, drawn.description), root.findtext(f"{SVG}desc")
+    assert len(said) >= 5
+    for one in said:
+        _, found, rest = rest.partition(one)
+        assert found, f"{one!r} is not said, or not in this place"
+    assert drawn.title == root.findtext(f"{SVG}title")
+    assert set(re.findall("#[0-9a-f]{6}", drawn.svg())) == shown
+    lines = {line for text in seen.texts(drawn) for line in text.get_text().split("\n")}
+    assert {line for line in lines if not re.search(r"\d", line)} <= {
+        "".join(one.itertext()) for one in root.iter(f"{SVG}text")}
 
 
 @EVERY

@@ -223,7 +223,7 @@ def test_a_curve_of_losses_is_the_means_of_the_latest_steps():
 
 
 def test_the_loss_scale_is_what_the_scaler_makes_of_the_skips_and_every_skip_is_marked_once_by_where_it_was():
-    data = seen.data_of("loss-scale")
+    data = figures.loss_scale_data(steps=40)
     for place, (rule, run) in enumerate(zip(data.rules, data.runs, strict=True)):
         scaler, skips = rule.start(), data.skips(place)
         for scale, skipped in zip(run.scales, run.skipped, strict=True):

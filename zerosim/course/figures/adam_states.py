@@ -107,20 +107,21 @@ def adam_states_data(steps: int = 1500, conditions: Sequence[tuple[float, int]] 
                       {condition: losses_of([*RESTS], *condition, steps) for condition in conditions})
 
 
-def _update(rests: Sequence[str], adam: Adam, w: Array, g: Array, state: Mapping[str, Array], step: int) -> None:
-    """A step of R rests at once: all arrays (R, n)."""
+def _update(rests: Sequence[str], adam: Adam, w: Array, g: Array, state: Mapping[str, Array], step: int,
+            kept: Sequence[str] = ("m", "v")) -> None:
+    """A step of R rests at once: all arrays (R, n); those of the state that are kept rest in their bits."""
     flat = {name: x.reshape(-1) for name, x in state.items()}
     adam.update(UpdateContext(KERNELS), w.reshape(-1), g.reshape(-1), flat, step)
-    for name, x in state.items():
-        for row, rest in zip(x, rests, strict=True):
+    for name in kept:
+        for row, rest in zip(state[name], rests, strict=True):
             row[:] = RESTS[rest](name, row, step)
 
 
 def v_of(rests: Sequence[str], gradients: Sequence[float]) -> dict[str, list[float]]:
     """v of one weight after each step, by rest."""
-    (w, m, v), found = np.zeros((3, len(rests), 1), np.float32), []
+    (w, m, v), adam, found = np.zeros((3, len(rests), 1), np.float32), Adam(), []
     for step, g in enumerate(gradients, 1):
-        _update(rests, Adam(), w, np.full_like(w, g), {"m": m, "v": v}, step)
+        _update(rests, adam, w, np.full_like(w, g), {"m": m, "v": v}, step, kept=("v",))
         found.append(v[:, 0].tolist())
     return dict(zip(rests, map(list, zip(*found, strict=True)), strict=True))
 
@@ -137,13 +138,13 @@ def losses_of(rests: Sequence[str], lr: float, seed: int, steps: int) -> dict[st
     ends = np.cumsum([x.size for x in first])[:-1]
     w = np.tile(np.concatenate([x.ravel() for x in first]), (len(rests), 1))
     m, v = np.zeros((2, *w.shape), np.float32)
-    found, going = {rest: list[float]() for rest in rests}, [*rests]
+    adam, found, going = Adam(lr), {rest: list[float]() for rest in rests}, [*rests]
     for step in range(steps):
         weights = [part.reshape(-1, *x.shape)
                    for x, part in zip(first, np.split(w.astype(np.float64), ends, axis=1), strict=True)]
         losses, gradients = _pass(weights, *samples(step, seed))
         g = np.concatenate([x.reshape(len(going), -1) for x in gradients], axis=1).astype(np.float32)
-        _update(going, Adam(lr), w, g, {"m": m, "v": v}, step + 1)
+        _update(going, adam, w, g, {"m": m, "v": v}, step + 1)
         for rest, loss in zip(going, losses.tolist(), strict=True):
             found[rest].append(loss)
         on = [_goes_on(found[rest]) for rest in going]

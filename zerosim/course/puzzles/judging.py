@@ -5,7 +5,6 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from operator import is_
 from types import FunctionType
 from typing import Any
 
@@ -78,24 +77,24 @@ class Originals:
         classes = [value for module in modules for value in vars(module).values()
                    if isinstance(value, type) and value.__module__ == module.__name__]
         owners: list[Any] = [builtins, np, *modules, *classes]
-        self._kept = [(owner, dict(vars(owner))) for owner in owners]
-        self._codes = {value: value.__code__ for _, kept in self._kept for value in kept.values()
-                       if isinstance(value, FunctionType)}
+        self._kept = [(owner, vars(owner), dict(vars(owner))) for owner in owners]
+        self._codes = [(owner, name, value, value.__code__) for owner, _, kept in self._kept
+                       for name, value in kept.items() if isinstance(value, FunctionType)]
 
     def put_back(self) -> list[str]:
         """Puts back whatever has been replaced since; returns its names."""
         replaced = []
-        for owner, kept in self._kept:
-            names = vars(owner)
-            if len(names) >= len(kept) and all(map(is_, kept.values(), names.values())):
-                continue  # in the order in which they stood: so it is nearly always, and quickly seen
+        for owner, names, kept in self._kept:  # by no function of Python's that may be one of those replaced
             for name, value in kept.items():
                 if names.get(name) is not value:
-                    where = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
-                    replaced.append(f"{where}.{name}")
+                    replaced.append(_named(owner, name))
                     setattr(owner, name, value)
-        for function, code in self._codes.items():
+        for owner, name, function, code in self._codes:
             if function.__code__ is not code:
-                replaced.append(f"{function.__module__}.{function.__qualname__}")
+                replaced.append(_named(owner, name))
                 function.__code__ = code
         return replaced
+
+
+def _named(owner: Any, name: str) -> str:
+    return f"{owner.__module__}.{owner.__qualname__}.{name}" if isinstance(owner, type) else f"{owner.__name__}.{name}"
