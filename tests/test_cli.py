@@ -59,7 +59,7 @@ def test_help_groups_all_commands_in_the_order_in_which_one_needs_them_each_with
 @pytest.mark.parametrize(("name", "in_python"), [("plan", zerosim.plan), ("tune", zerosim.tune)])
 def test_what_is_typed_is_an_option_of_the_same_name_in_python(name, in_python):
     taken, own = {*signature(in_python).parameters}, {"ds_config", "explain", "measure", "json", "compare"}
-    for option in typer.main.get_command(cli.app).commands[name].params:
+    for option in command_line().commands[name].params:
         words = {flag.removeprefix("--").replace("-", "_") for flag in option.opts} - own
         assert {word if word in taken else f"{word}_nbytes" for word in words} <= taken, option.name
 

@@ -376,7 +376,7 @@ def test_a_plan_takes_the_settings_of_a_ds_config_says_what_of_them_is_different
     (135, ["gathered", "MFU"], ["optimizer"]),
     (170, ["parameters", "gradients", "optimizer", "activations", "MFU"], ["states"])])
 def test_a_wider_terminal_shows_more_columns_of_a_plan_and_no_line_is_broken(columns, shown, hidden):
-    done = ask("plan", "--model", "llama-3.1-405b", "--ranks", "512", "--nodes", "64", "--batch", "4", columns=columns)
+    done = ask("plan", "--model", "llama-3.1-70b", "--ranks", "512", "--nodes", "64", "--batch", "4", columns=columns)
     table = re.split(r"\n *\n", done.stdout)[2].splitlines()
     assert set(shown) <= set(table[0].split())
     assert not set(hidden) & set(table[0].split())

@@ -257,6 +257,11 @@ WRONG = {
         ("^On N=4 in step 0 rank 0 has its own gradients; nothing was added: ",
          ("self.rank.all_reduce(gradient, out=gradient)", "pass"), ("gradient /= self.rank.size", "pass")),
         ("divided its own gradients; nothing was added: ", ("self.rank.all_reduce(gradient, out=gradient)", "pass")),
+        ("^On N=4 in step 2 rank 1 has its own gradients; nothing was added: ",  # of six layers, after two steps
+         ("self.rank.all_reduce(gradient, out=gradient)",
+          "own, self.done = gradient * 4, getattr(self, 'done', 0) + 1\n"
+          "            self.rank.all_reduce(gradient, out=gradient)\n"
+          "            gradient[...] = own if self.rank.index == 1 and self.done > 12 else gradient")),
         ("^On N=4 after get_ddp rank 1 did not take rank 0's first values: element [0, 0] of layer0.weight is ",
          ("rank.broadcast(parameter, out=parameter)", "pass")),
         ("^On N=3 in step 0 rank 0 has the mean, added or rounded in another order; reduce each parameter by a ring",
