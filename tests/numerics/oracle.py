@@ -5,6 +5,7 @@ p mantissa bits; emin and emax the exponents of the smallest and the largest nor
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from math import inf, isinf, isnan, nan
 from typing import Any
 
@@ -127,6 +128,7 @@ def cast(x: Array, dtype: npt.DTypeLike) -> Array:
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3.4e38, -3.4e38], np.float32)
 
 
+@cache
 def awkward_floats(count: int, seed: int) -> npt.NDArray[np.float32]:
     """float32 (count,): a third of them random bits, a third gradients of all magnitudes from 1e-10 on, a third around
     the largest numbers of the formats; first zeros, infinities, NaN, and the ends of float32's range."""
@@ -137,4 +139,5 @@ def awkward_floats(count: int, seed: int) -> npt.NDArray[np.float32]:
     large = cast(rng.choice(tops, count) * rng.uniform(0.9, 1.1, count), np.float32)
     picked = np.choose(rng.integers(0, 3, count), [bits, gradients, large]).astype(np.float32)
     picked[:SPECIAL.size] = SPECIAL[:count]
+    picked.flags.writeable = False
     return picked

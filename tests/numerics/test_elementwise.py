@@ -2,7 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from itertools import product
 
 import ml_dtypes
@@ -46,14 +46,9 @@ def operations(row: Row, other: np.dtype) -> dict[str, tuple[list[np.dtype], np.
     }
 
 
-@cache
-def numbers(length: int, seed: int, dtype: np.dtype) -> np.ndarray:
-    return (np.arange(length, dtype=np.uint32) * np.uint32(2654435761) if dtype == np.uint32
-            else cast(awkward_floats(length, seed), dtype))
-
-
 def inputs(dtypes: list[np.dtype], length: int) -> list[np.ndarray]:
-    return [numbers(length, seed, dtype).copy() for seed, dtype in enumerate(dtypes)]
+    return [np.arange(length, dtype=np.uint32) * np.uint32(2654435761) if dtype == np.uint32
+            else cast(awkward_floats(length, seed), dtype) for seed, dtype in enumerate(dtypes)]
 
 
 def applied(apply: Apply, xs: list[np.ndarray], dtype: np.dtype) -> np.ndarray:

@@ -3,7 +3,7 @@
 import pytest
 
 import zerosim as zs
-from tests.cases import THOROUGH, chosen, named
+from tests.cases import THOROUGH, named
 from tests.zero.drawn import drawn, made
 from tests.zero.training import outcome
 from zerosim.ranks import hub
@@ -15,7 +15,7 @@ def test_any_training_is_the_same_on_threads(case, monkeypatch) -> None:
     monkeypatch.setattr(hub, "WORTH_A_THREAD", 0)
     model, data, options = made(case)
     debug, runs = options.pop("debug"), options.pop("runs")
-    for stage, own in chosen(runs[1:], runs):  # stage 3, and a row that may be none
+    for stage, own in runs:
         left = []
         for count in (1, 3):
             cluster = zs.Cluster(len(data[0]), debug=debug, workers=count)
