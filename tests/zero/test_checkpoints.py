@@ -91,7 +91,7 @@ def cases():
             "optimizer", "layout", "clip_norm", "seed", "groups", "policy", "gather", "mesh")} | run | {"stage": stage}
     for stage, scaler in enumerate(SCALERS):
         model = ODD
-        data = batches(model, 3, 2, 4)
+        data = batches(model, 3, 2, 6)
         data[1][stage][1] = HUGE
         yield model, data, 2, {"optimizer": ADAM, "stage": stage, "policy": zs.Policy("fp16", loss_scale=scaler)}
     for stage, layout in chosen([(3, "whole_matrices"), (2, "per_unit")],
