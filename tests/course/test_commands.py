@@ -41,7 +41,7 @@ def nothing_takes_long():
         patch.setattr(lost_updates, "MOMENT_STEPS", (1, 2, 3))
         patch.setattr(precision, "trials", lambda fmt, trials=precision.trials: trials(fmt, 2))
         for question in ("fewest_ranks", "largest_batch", "largest_model", "largest_sequence"):  # the same plan's once
-            patch.setattr(plan_view, question, cache(getattr(plan_view, question)))
+            patch.setattr(plan_view.questions, question, cache(getattr(plan_view.questions, question)))
         yield
 
 

@@ -8,7 +8,6 @@ import pytest
 
 import zerosim as zs
 from tests.cases import covering
-from tests.course.test_precision import tried_once
 from tests.display import seen
 from tests.support import assert_refused
 from zerosim.course import precision as lesson
@@ -77,9 +76,7 @@ def test_a_smaller_unit_loses_gradients_of_fp16_without_a_scale():
 
 @pytest.fixture(scope="module")
 def tried():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lesson, "trial", tried_once)
-        return {(t.unit, t.format, t.scaling): t for t in lesson.trials("fp16")}
+    return {(t.unit, t.format, t.scaling): t for t in lesson.trials("fp16")}
 
 
 def test_a_dynamic_scale_shrinks_until_backward_fits_and_then_the_loss_falls(tried):
