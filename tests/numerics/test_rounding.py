@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.numerics.oracle import ROWS, Row, awkward_floats, by_low, by_row, cast, every_code, magnitudes, rounded, same
@@ -12,7 +11,6 @@ from zerosim.numerics import arrays, kernels, rounding
 
 by_mode = pytest.mark.parametrize("mode", rounding.MODES)
 CONTAINERS = (np.float32, np.float64)
-WORD = st.integers(0, 2**32 - 1)
 
 
 def packed(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

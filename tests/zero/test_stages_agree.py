@@ -11,7 +11,7 @@ from zerosim.models import MLP
 
 @pytest.mark.filterwarnings("ignore::zerosim.SkippedStepWarning")  # of fp16, now and then
 @pytest.mark.parametrize("case", drawn(18))  # of 18 models, each once and 17 optimizers
-def test_every_stage_equals_the_twin_and_holds_and_sends_the_closed_forms_bytes(case):
+def test_a_training_at_any_stage_equals_the_twin_and_holds_and_sends_the_closed_forms_bytes(case):
     model, data, options = made(case)
     _, said = assert_runs_equal_the_twin(model, data, **options)
     assert len({step["norm"] for step in said}) > 1, "it trained on something"
