@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import zerosim as zs
@@ -225,6 +226,11 @@ class Failing(Kept):
         self.plan[what] = (way, self.calls.count(what) + after)
 
 
+def parameters(engine):
+    """All parameters (n,), as this rank has them."""
+    return np.concatenate([engine.state(name, "parameter")["parameter"].reshape(-1) for name in engine.model.shapes])
+
+
 FAULTS = [("open", errno.ENOSPC), ("open", errno.EACCES), ("write", errno.ENOSPC), ("write", errno.EIO),
           ("write", "short"), ("read", errno.EIO), ("read", "short")]
 PLACES = {"early": lambda n: -(-n // 4), "late": lambda n: -(-3 * n // 4), "last but one": lambda n: n - 1,
@@ -238,12 +244,14 @@ PLACES = {"early": lambda n: -(-n // 4), "late": lambda n: -(-3 * n // 4), "last
 def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_taken_again(
         stage, optimizer, mesh, delayed, fault, place):
     """One rank's disk fails; the others hear of it. Where the last writes are those of an all-gather of parameters, the
-    update is whole, and that is to be made again."""
+    update is whole, and that is to be made again; until then each rank has the others' parameters of before."""
     data, offload = batches(ODD, 2, 1 + stage % 2, 4), replace(ON_DISK, delayed_update=delayed)
     options = {"optimizer": optimizer, "stage": stage, "mesh": mesh, "offload": offload}
     kept, (what, way) = Failing(data, **options), fault
     kept.step(0)
-    kept.fail(what, way, PLACES[place](kept.counted(what, lambda: kept.step(1))))
+    calls = kept.counted(what, lambda: kept.step(1))
+    before = kept.all(parameters)
+    kept.fail(what, way, PLACES[place](calls))
     said = "a short " if way == "short" else os.strerror(way)
     with pytest.raises(OffloadError, match=said) as raised:
         kept.step(2)
@@ -252,7 +260,10 @@ def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_ta
     assert to_gather == (stage in (1, 2)) or place in ("early", "late")
     assert {engine.steps_taken for engine in kept.engines} == {2 + to_gather}
     if to_gather:
+        found = kept.all(parameters)
         kept.all(zs.Engine.all_gather_parameters)
+        for old, now, new in zip(before, found, kept.all(parameters), strict=True):
+            assert ((now == old) | (now == new)).all()
     kept.step(*range(2 + to_gather, 4))
     undisturbed = options | {"offload": zs.Offload(*["host"] * 3, delayed_update=delayed)}
     assert kept.masters == masters(ODD, data, policy=BF16, **undisturbed)
