@@ -147,6 +147,13 @@ class Rebinding(Plain):
         w -= np.float32(self.lr) * state["m"]
 
 
+class Adding(Plain):
+    """What it keeps it has not declared."""
+
+    def update(self, ctx, w, g, state, step):
+        state["seen"] = g
+
+
 def with_nan(array, dtype=np.float32):
     array = array.copy()
     array[0, 0] = np.nan
@@ -239,7 +246,9 @@ MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=T
     (tokens_of_two_lengths, "equally many places, found 16 and 8; fill shorter ones up",
      {"model": GPT("gpt-nano", normalization="global")}),
     (lambda engine: engine.step([(X, T)]), "Rebinding.update replaced the state 'm', and what it put there would be "
-     "lost; declare it in slots(), and write into it: state['m'][...] = ", {"optimizer": Rebinding()})])
+     "lost; declare it in slots(), and write into it: state['m'][...] = ", {"optimizer": Rebinding()}),
+    (lambda engine: engine.step([(X, T)]), "Adding.update replaced the state 'seen', and what it put there would be lo",
+     {"optimizer": Adding()})])
 def test_an_engine_used_wrongly_says_what_to_do(misuse, text, options):
     assert_refused(lambda: alone(lambda rank: misuse(zs.Engine(
         **{"rank": rank, "model": ODD, "optimizer": SGD, **options}))), literally(text))
