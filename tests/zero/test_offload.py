@@ -134,14 +134,14 @@ def test_the_disk_is_read_and_written_once_for_each_byte_of_state():
     assert found["to host"] == found["to device"] == 2 * shard
 
 
-@pytest.mark.parametrize(("options", "name", "ranks", "micro_batches", "asked", "layout", "keep"), covering(
+@pytest.mark.parametrize(("options", "name", "ranks", "micro_batches", "asked", "layout", "keep"), [*covering(
     [{"stage": 2, "reduction": "micro_batch"}, {"stage": 3, "reduction": "micro_batch"}, {"stage": 1, "mesh": (3, 2)},
      {"stage": 3, "mesh": (2, 3)}, {"stage": 3, "mesh": (3, 2), "zeropp": zs.ZeroPlusPlus.parse("hpz+qwz+qgz")}],
     ("tied", "wide"), (6,), (1, 2, 3), (ON_DISK, "host", zs.Offload("disk", "disk", "host", DISK),
                                         zs.Offload(gradients="host")), ("contiguous", "per_unit"), (None, "all"),
-    count=5), ids=str)
+    count=5), ({"stage": 1, "mesh": (3, 2)}, "fewer_than_ranks", 6, 1, ON_DISK, "per_unit", None)], ids=str)
 def test_the_first_rank_moves_the_bytes_of_the_closed_form(options, name, ranks, micro_batches, asked, layout, keep):
-    """Where addends arrive one by one, and where a unit lies on few ranks, too."""
+    """Where addends arrive one by one, and where a unit lies on few ranks or has padding on the first, too."""
     options = options | {"layout": layout, "keep_gathered": keep}
     job = job_of(MODELS[name](), ranks, micro_batches=micro_batches, policy=BF16, offload=asked, **options)
     found, _ = moved(asked, ranks=ranks, micro_batches=micro_batches, model=MODELS[name](), **options)
