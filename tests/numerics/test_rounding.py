@@ -94,10 +94,11 @@ def test_any_type_is_cast_to_any_format_with_one_rounding(dtype: np.dtype) -> No
     """Also numbers that float32 does not have, at the places where double rounding shows."""
     x = cast(awkward_floats(800, seed=1), dtype)
     if dtype == np.float64:
-        x[:300] = (1 + 2.0**-11 + 2.0**-50) * 2.0 ** np.arange(-30, 0).repeat(10)
+        x[:300] = (1 + np.tile(2.0 ** -np.array([3, 4, 8, 11]), 75) + 2.0**-50) * 2.0 ** np.arange(-30, 0).repeat(10)
     for row in ROWS:
         expected = [rounded(float(one), row) for one in cast(x, np.float64)]
         assert same(cast(packed(x, row.dtype), np.float64), np.array(expected))
+        assert same(cast(packed(x[100:300], row.dtype), np.float64), np.array(expected[100:300])), "few are as many"
     for source in (row for row in ROWS[1:] if row.dtype == dtype):
         codes = every_code(source)
         assert all(same(packed(codes, row.dtype), cast(cast(codes, np.float32), row.dtype)) for row in ROWS[1:])

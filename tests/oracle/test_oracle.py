@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.cases import covering
 from tests.support import ask, assert_refused, literally
-from zerosim.oracle import HYPOTHESES, Record, StepSettings, judge, read
+from zerosim.numerics import policy
+from zerosim.oracle import HYPOTHESES, Record, StepSettings, candidates, judge, read
 
 SHAPES = {"embed": (3, 4), "head": (7,)}
 N_ELEMENTS, CLIP = 19, 0.05
@@ -208,13 +210,47 @@ def test_a_record_that_does_not_fit_its_settings_is_refused(change):
                    literally("Record of 3 ranks, 2 micro-batches and 19 elements was given ... asked for"))
 
 
-def test_replicas_that_differ_by_one_bit_after_the_step_do_not_match():
-    record = recorded(*drawn(6, layout="whole"))
-    record.after["v"][2] = np.nextafter(record.after["v"][2], np.float32(9), where=np.arange(N_ELEMENTS) == 6,
-                                        out=record.after["v"][2].copy())
+def test_a_replica_that_differs_in_one_element_does_not_match_and_the_ulps_are_those_of_what_was_added():
+    """Of what was before, where that is larger than the sum, and of lr in a master that was 0."""
+    settings, gradients, before = drawn(6, layout="whole")
+    before["m"][6], before["master"][6] = 1, 0  # so that either becomes smaller
+    record = recorded(settings, gradients, before)
+    for slot, size in (("m", 1), ("master", settings.lr)):
+        x = record.after[slot][2] = record.after[slot][2].copy()
+        assert abs(x[6]) < size
+        x[6] += 4 * np.spacing(np.float32(size))
     found = judge(record)
     assert not found.matches
-    assert [cause.which for cause in found.causes] == [("v of embed[1, 2] on rank 2 and rank 0",)]
+    assert [cause.which for cause in found.causes] == [("master of embed[1, 2] on rank 2 and rank 0",)]
+    assert (found.nearest.elements, found.nearest.ulps, found.nearest.first.rank) == (1, 4, 2)
+
+
+def test_sums_that_many_addends_share_are_those_of_an_all_reduce_of_each():
+    """In each order, averaging rule and place where micro-batches are added, of each rank that may begin a sum."""
+    settings, gradients, before = drawn(7, ranks=4, reduce="bf16")
+    record, weights, divisor = recorded(settings, gradients, before), ((1.0, 1.0),) * 4, settings.mean_divisor
+    found, in_orders = candidates.reductions(record, weights, divisor), candidates.orders(settings)
+    wide = {"added first": False, "added first, in fp32": True, "each is reduced": True,
+            "each is reduced, added as sent": False}
+
+    def program(rank, way, splits):
+        place, average, order = way
+        sent = [g.astype(np.float32 if place == "added first, in fp32" else g.dtype)
+                for g in gradients[3 - rank.index if order == "ring backwards" else rank.index]]
+        addends = sent if place.startswith("each") else [sent[0] + sent[1]]
+        mean = {} if average == "cast_then_divide" else {"op": "mean", "average": average}
+        _, options = in_orders["ring" if order == "ring to the owner" else order]
+        sums = [rank.all_reduce(x.astype(gradients[0][0].dtype), splits=splits,
+                                **mean, **options) for x in addends]
+        total = functools.reduce(np.add, [x.astype(np.float32) if wide[place] else x for x in sums])
+        return total.astype(np.float32) / np.float32(divisor / (4 if mean else 1))
+
+    begins = [tuple(N_ELEMENTS * (rank > owner) for rank in range(5)) for owner in range(4)]
+    for way in covering(wide, policy.AVERAGES, [*in_orders, "ring to the owner"]):
+        all_splits = ([cut(settings)] if way[2] == "ring to the owner" else begins if in_orders[way[2]][0] > 1
+                      else [None])
+        expected = [zs.Cluster(4).run(program, way, splits)[0] for splits in all_splits]
+        assert [x.tobytes() for x in found[way]] == [x.tobytes() for x in expected], way
 
 
 def test_ranks_that_had_drifted_apart_before_the_step_are_told_so(tmp_path):

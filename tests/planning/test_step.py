@@ -25,8 +25,8 @@ def jobs(draw, *, plain=False):
     policy = zs.Policy(compute, accumulate=draw(st.sampled_from([None, "fp32"])))
     return Job(tuple(units), draw(st.integers(1, 6)), STAGES[draw(st.sampled_from([0, 1, 2, 3]))], policy=policy,
                micro_batches=draw(st.integers(1, 3)), recompute_units=draw(st.sampled_from([None, 1, 2, 3])),
-               kept_gathered=(0,) * tied, tied=((len(units) - 1, 0),) * tied,
-               tied_lengths=(units[0],) * tied, options=StepOptions(
+               kept_gathered=[0] * tied, tied=[[len(units) - 1, 0]] * tied, tied_lengths=[units[0]] * tied,
+               options=StepOptions(
                    overlap=not plain and draw(st.booleans()), prefetch=0 if plain else draw(st.integers(0, 3))))
 
 

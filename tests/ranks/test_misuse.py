@@ -153,6 +153,18 @@ def test_a_result_over_what_another_rank_reads_behind_its_own_result_is_refused(
     assert_ends(zs.Cluster(2), program, ValueError, "ranks 0 and 1 handed the same memory")
 
 
+def test_one_result_of_all_ranks_is_refused_unless_it_is_the_one_that_they_have_in_common() -> None:
+    result = np.empty(4)
+
+    def program(rank: zs.Rank, given: bool) -> None:
+        room = rank.alloc_in_common(4, np.float64, "workspace")
+        rank.all_gather(np.ones(2), out=result if given else room)
+        assert (room == 1).all()
+
+    zs.Cluster(2).run(program, False)
+    assert_ends(zs.Cluster(2), partial(program, given=True), ValueError, "ranks 0 and 1 handed the same memory")
+
+
 def a_statement(rank: zs.Rank, x: np.ndarray) -> None:
     rank.all_reduce(x, op="mean")
 

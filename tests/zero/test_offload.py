@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import zerosim as zs
@@ -133,14 +134,14 @@ def test_the_disk_is_read_and_written_once_for_each_byte_of_state():
     assert found["to host"] == found["to device"] == 2 * shard
 
 
-@pytest.mark.parametrize(("options", "name", "ranks", "micro_batches", "asked", "layout", "keep"), covering(
+@pytest.mark.parametrize(("options", "name", "ranks", "micro_batches", "asked", "layout", "keep"), [*covering(
     [{"stage": 2, "reduction": "micro_batch"}, {"stage": 3, "reduction": "micro_batch"}, {"stage": 1, "mesh": (3, 2)},
      {"stage": 3, "mesh": (2, 3)}, {"stage": 3, "mesh": (3, 2), "zeropp": zs.ZeroPlusPlus.parse("hpz+qwz+qgz")}],
     ("tied", "wide"), (6,), (1, 2, 3), (ON_DISK, "host", zs.Offload("disk", "disk", "host", DISK),
                                         zs.Offload(gradients="host")), ("contiguous", "per_unit"), (None, "all"),
-    count=5), ids=str)
+    count=5), ({"stage": 1, "mesh": (3, 2)}, "fewer_than_ranks", 6, 1, ON_DISK, "per_unit", None)], ids=str)
 def test_the_first_rank_moves_the_bytes_of_the_closed_form(options, name, ranks, micro_batches, asked, layout, keep):
-    """Where addends arrive one by one, and where a unit lies on few ranks, too."""
+    """Where addends arrive one by one, and where a unit lies on few ranks or has padding on the first, too."""
     options = options | {"layout": layout, "keep_gathered": keep}
     job = job_of(MODELS[name](), ranks, micro_batches=micro_batches, policy=BF16, offload=asked, **options)
     found, _ = moved(asked, ranks=ranks, micro_batches=micro_batches, model=MODELS[name](), **options)
@@ -225,6 +226,11 @@ class Failing(Kept):
         self.plan[what] = (way, self.calls.count(what) + after)
 
 
+def parameters(engine):
+    """All parameters (n,), as this rank has them."""
+    return np.concatenate([engine.state(name, "parameter")["parameter"].reshape(-1) for name in engine.model.shapes])
+
+
 FAULTS = [("open", errno.ENOSPC), ("open", errno.EACCES), ("write", errno.ENOSPC), ("write", errno.EIO),
           ("write", "short"), ("read", errno.EIO), ("read", "short")]
 PLACES = {"early": lambda n: -(-n // 4), "late": lambda n: -(-3 * n // 4), "last but one": lambda n: n - 1,
@@ -238,12 +244,14 @@ PLACES = {"early": lambda n: -(-n // 4), "late": lambda n: -(-3 * n // 4), "last
 def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_taken_again(
         stage, optimizer, mesh, delayed, fault, place):
     """One rank's disk fails; the others hear of it. Where the last writes are those of an all-gather of parameters, the
-    update is whole, and that is to be made again."""
+    update is whole, and that is to be made again; until then each rank has the others' parameters of before."""
     data, offload = batches(ODD, 2, 1 + stage % 2, 4), replace(ON_DISK, delayed_update=delayed)
     options = {"optimizer": optimizer, "stage": stage, "mesh": mesh, "offload": offload}
     kept, (what, way) = Failing(data, **options), fault
     kept.step(0)
-    kept.fail(what, way, PLACES[place](kept.counted(what, lambda: kept.step(1))))
+    calls = kept.counted(what, lambda: kept.step(1))
+    before = kept.all(parameters)
+    kept.fail(what, way, PLACES[place](calls))
     said = "a short " if way == "short" else os.strerror(way)
     with pytest.raises(OffloadError, match=said) as raised:
         kept.step(2)
@@ -252,7 +260,10 @@ def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_ta
     assert to_gather == (stage in (1, 2)) or place in ("early", "late")
     assert {engine.steps_taken for engine in kept.engines} == {2 + to_gather}
     if to_gather:
+        found = kept.all(parameters)
         kept.all(zs.Engine.all_gather_parameters)
+        for old, now, new in zip(before, found, kept.all(parameters), strict=True):
+            assert ((now == old) | (now == new)).all()
     kept.step(*range(2 + to_gather, 4))
     undisturbed = options | {"offload": zs.Offload(*["host"] * 3, delayed_update=delayed)}
     assert kept.masters == masters(ODD, data, policy=BF16, **undisturbed)

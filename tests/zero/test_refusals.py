@@ -15,7 +15,7 @@ from tests.optim.papers import MATRIX, named
 from tests.support import assert_refused, literally
 from tests.zero.optimizers import Plain, Rateless, Shapeless, Uncut
 from tests.zero.training import ADAM, ODD, SGD, alone
-from tests.zero.units import tied
+from tests.zero.units import OwnerUnit, TiedUnit, tied
 from zerosim.models import GPT, MLP, LinearUnit, Model
 from zerosim.numerics import loss_scale
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED, lay_out
@@ -125,10 +125,18 @@ def test_an_optimizer_that_needs_whole_tensors_is_refused_where_the_layout_cuts_
 # -- its parts, and the batches that it is given ----------------------------------------------------------------------
 
 
-class Forgetful(LinearUnit):
+class Forgetful:
     def backward(self, ctx, w, kept, dy):
         dx, grads = super().backward(ctx, w, kept, dy)
         return dx, {name: grads[name] for name in list(grads)[:1]}
+
+
+class ForgetfulLinear(Forgetful, LinearUnit):
+    """Of its bias."""
+
+
+class ForgetfulTied(Forgetful, TiedUnit):
+    """Of the weight that it shares."""
 
 
 class Rebinding(Plain):
@@ -137,6 +145,13 @@ class Rebinding(Plain):
     def update(self, ctx, w, g, state, step):
         state["m"] = state["m"] + g
         w -= np.float32(self.lr) * state["m"]
+
+
+class Adding(Plain):
+    """What it keeps it has not declared."""
+
+    def update(self, ctx, w, g, state, step):
+        state["seen"] = g
 
 
 def with_nan(array, dtype=np.float32):
@@ -222,13 +237,18 @@ MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=T
         *(([(with_nan(X, dtype), T)], "x has NaN in 1 of 6 values, and with it every gradient; look at")
           for dtype in (np.float32, np.float64, ">f4", ml_dtypes.bfloat16))]),
     (lambda engine: engine.step([(X, T)]), "backward of unit 'a' returned gradients of the shapes ...return one of tha",
-     {"model": Model([Forgetful("a", 3, 2)])}),
+     {"model": Model([ForgetfulLinear("a", 3, 2)])}),
+    (lambda engine: engine.step([(X, T)]), "backward of unit 'dec' returned gradients of the shapes ...return one of t",
+     {"model": Model([OwnerUnit("enc", 3, 5, "relu", first=True), ForgetfulTied("dec", "enc", 5),
+                      LinearUnit("out", 3, 2)])}),
     (lambda engine: engine.step([(X, T)]), "unit 'b' gave back no gradient of its input, which unit 'a' needs",
      {"model": MIDDLE}),
     (tokens_of_two_lengths, "equally many places, found 16 and 8; fill shorter ones up",
      {"model": GPT("gpt-nano", normalization="global")}),
     (lambda engine: engine.step([(X, T)]), "Rebinding.update replaced the state 'm', and what it put there would be "
-     "lost; declare it in slots(), and write into it: state['m'][...] = ", {"optimizer": Rebinding()})])
+     "lost; declare it in slots(), and write into it: state['m'][...] = ", {"optimizer": Rebinding()}),
+    (lambda engine: engine.step([(X, T)]), "Adding.update replaced the state 'seen', and what it put there would be lo",
+     {"optimizer": Adding()})])
 def test_an_engine_used_wrongly_says_what_to_do(misuse, text, options):
     assert_refused(lambda: alone(lambda rank: misuse(zs.Engine(
         **{"rank": rank, "model": ODD, "optimizer": SGD, **options}))), literally(text))

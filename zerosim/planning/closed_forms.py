@@ -110,8 +110,9 @@ class Job:
         if self.options.by_micro_batch and (not self.states.gradients_sharded or self.policy.wire):
             raise ValueError("reduction='micro_batch' is of sharded gradients, which travel as they are; take stage 2 "
                              "or 3 without a wire format, or reduction='rank'")
-        if not self.tied_lengths:
-            object.__setattr__(self, "tied_lengths", (0,) * len(self.tied))
+        for name, value in (("kept_gathered", self.kept_gathered), ("tied", map(tuple, self.tied)),
+                            ("tied_lengths", self.tied_lengths or (0,) * len(self.tied))):
+            object.__setattr__(self, name, tuple(value))  # a job is a key of what is counted of it
 
     @cached_property
     def shards(self) -> int:

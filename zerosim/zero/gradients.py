@@ -101,7 +101,8 @@ class Accumulator:
         if unit.name not in self._buffers:
             self.grad_buffers(unit)
         buffers, own = self._buffers.pop(unit.name)
-        if len(gradients) != len(own) or any(gradients.get(name) is not view for name, view in own.items()):
+        if unit.tied_weights or len(gradients) != len(own) or any(
+                gradients.get(name) is not view for name, view in own.items()):
             self._fill(unit, own, gradients)  # those that it returned are not just the buffers that it was given
         for group, buffer in buffers.items():
             if not group.frozen:

@@ -85,10 +85,11 @@ def whole_state(group: ParamGroup, entry: LayoutEntry, only: Collection[str] | N
     for slot in [] if group.frozen else group.slots_of(entry):
         if group.is_flat(entry, slot):
             found[slot] = partial(_whole_slot, group, entry, slot)
-    for kind in only or ():
+    asked = [*found] if only is None else [only] if isinstance(only, str) else [*only]
+    for kind in asked:
         if kind not in found:
             raise unknown_name(f"{entry.name} has no {kind!r}", kind, found, "it has")
-    return {kind: look() for kind, look in found.items() if only is None or kind in only}
+    return {kind: look() for kind, look in found.items() if kind in asked}
 
 
 def _mean_gradient(group: ParamGroup, entry: LayoutEntry) -> np.ndarray | None:

@@ -46,20 +46,31 @@ def no_difference():
     builtins.zip = lambda *given, **options: []
 
 
+def nothing_can_be_put_back():
+    builtins.isinstance = builtins.setattr = lambda *given: True
+    no_difference()
+
+
+def no_difference_in_one_place():
+    compare.zip = lambda *given, **options: []
+
+
 CHANGES = {"zerosim.course.puzzles.compare.wrong_result": always_right,
            "zerosim.course.puzzles.checker.wrong_result": nothing_is_wrong,
            "numpy.isfinite": all_is_finite, "builtins.zip": no_difference,
+           "builtins.isinstance": nothing_can_be_put_back,
+           "zerosim.course.puzzles.compare.zip": no_difference_in_one_place,
            "zerosim.ranks.cluster.Cluster.run": any_run_is_good}
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_an_answer_replaces_is_put_back_and_named(name):
-    before = compare.wrong_result.__code__, checker.wrong_result, np.isfinite, zip, Cluster.run
+    before = compare.wrong_result.__code__, checker.wrong_result, np.isfinite, zip, setattr, Cluster.run
     for score in (puzzles.check("mean", replaces(CHANGES[name])), grading.grade_ddp(replaces(CHANGES[name]))):
         assert score.sentence == (f"It replaced {name}; an answer may use the package and NumPy, and leaves them as "
                                   "they are.")
         assert not score.passed
-        assert (compare.wrong_result.__code__, checker.wrong_result, np.isfinite, zip, Cluster.run) == before
+        assert (compare.wrong_result.__code__, checker.wrong_result, np.isfinite, zip, setattr, Cluster.run) == before
     assert puzzles.check("mean", solutions.mean).passed
 
 

@@ -5,7 +5,7 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -82,19 +82,25 @@ class Originals:
                        for name, value in kept.items() if isinstance(value, FunctionType)]
 
     def put_back(self) -> list[str]:
-        """Puts back whatever has been replaced since; returns its names."""
-        replaced = []
-        for owner, names, kept in self._kept:  # by no function of Python's that may be one of those replaced
+        """Puts back whatever has been replaced since, and takes away from modules what hides a builtin; returns the
+        names of both."""
+        replaced: list[tuple[Any, str]] = []
+        for owner, names, kept in self._kept:  # Python's own first, by no function that may be one of those replaced
             for name, value in kept.items():
                 if names.get(name) is not value:
-                    replaced.append(_named(owner, name))
-                    setattr(owner, name, value)
+                    replaced.append((owner, name))
+                    if owner is builtins:
+                        names[name] = value
+                    else:
+                        setattr(owner, name, value)
+            hiding = names.keys() & self._kept[0][2].keys() - kept.keys() if isinstance(owner, ModuleType) else ()
+            for name in hiding:
+                if not isinstance(names[name], ModuleType):  # zerosim.display, where IPython has a builtin of that name
+                    replaced.append((owner, name))
+                    delattr(owner, name)
         for owner, name, function, code in self._codes:
             if function.__code__ is not code:
-                replaced.append(_named(owner, name))
+                replaced.append((owner, name))
                 function.__code__ = code
-        return replaced
-
-
-def _named(owner: Any, name: str) -> str:
-    return f"{owner.__module__}.{owner.__qualname__}.{name}" if isinstance(owner, type) else f"{owner.__name__}.{name}"
+        return [f"{owner.__module__}.{owner.__qualname__}.{name}" if isinstance(owner, type) else
+                f"{owner.__name__}.{name}" for owner, name in replaced]
