@@ -77,6 +77,16 @@ def test_the_dynamic_numbers_are_256_and_an_element_is_the_nearest_multiple_of_i
     assert np.isnan(lesson.RESTS["8 bits, dynamic"]("v", np.float32([1, np.nan]), 1)).all()
 
 
+def test_v_is_of_gradients_of_1_and_then_of_a_tenth_and_stochastic_rounding_goes_up_as_often_as_the_number_is_near():
+    v = 0.0
+    for g in [1.0] * 50 + [0.1] * 50:
+        v = 0.999 * v + 0.001 * g * g
+    assert lesson.adam_states_data(50).v["fp32"][-1] == pytest.approx(v, rel=1e-5)
+    found = lesson.RESTS["bf16, stochastic"]("v", np.full(1000, 1 + 2.0**-9, np.float32), 1)
+    assert {*found.tolist()} == {1, 1 + 2.0**-7}
+    assert 200 < np.count_nonzero(found > 1) < 300
+
+
 @pytest.mark.slow
 def test_bf16_learns_more_slowly_stochastic_rounding_as_fp32_and_fp16_and_linear_8_bits_explode():
     data = seen.data_of("adam-states")

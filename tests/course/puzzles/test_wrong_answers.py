@@ -229,6 +229,8 @@ WRONG = {
     "overlap": [
         ("^On N=4 (n=4, 6, 4, 5) reduction 0 of 4 is waited for before anything is computed: issue it, ",
          ("async_op=True)", "async_op=True); work.wait()")),
+        ("^On N=4 (n=4, 6, 4, 5) reduction 2 of 4 is waited for before anything is computed: issue it, ",
+         ("async_op=True)", "async_op=True); layer == 1 and work.wait()")),
         ("^On N=4 (n=4, 6, 4, 5) rank 0 ended its program with 1 asynchronous collective(s) that were never waited",
          ("        shards[0] = work.wait()\n        shards[0] /= rank.size\n", "        shards[0] = shards[1]\n")),
         ("was read before wait()", ("shards[layer + 1] = work.wait()", "shards[layer + 1] = work.result")),
