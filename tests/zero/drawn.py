@@ -53,7 +53,7 @@ def made(case):
                        loss_scale=1024.0 if compute == "fp16" else 1.0)
     ranks, steps = case["ranks"], case["steps"]
     dear = isinstance(model, Decoder) or case["model"] == "autodiff"
-    most_ranks, most_steps, most_k = 8, 10 if ranks < 5 else 2, 3
+    most_ranks, most_steps, most_k = 8, 2 + 32 // ranks**2, 3
     if dear:
         most_ranks, most_steps, most_k = (4, 2, 3) if THOROUGH else (3, 2, 2)
     ranks, nodes, row = min(ranks, most_ranks), case["nodes"], case["row"]
