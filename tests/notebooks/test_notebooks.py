@@ -71,7 +71,7 @@ def as_run(text: Path) -> str:
 
 
 def is_part(now: str | None, then: str | None) -> bool:
-    """Whether each line, or row of a table, stands in what was shown then, in its order; nothing only in nothing."""
+    """True where each line, or row of a table, stands in what was shown then, in its order; nothing only in nothing."""
     rows = [[" ".join(row.split()) for row in re.split(r"\n|(?<=</tr>)|(?=<tr>)", shown) if row]
             for shown in (now or "", then or "")]
     rest = iter(rows[1])
