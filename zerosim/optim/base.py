@@ -88,7 +88,7 @@ def upcast(kernels: Any, empty: Callable[[str, tuple[int, ...]], Array],
 
 
 def round_back(kernels: Any, wide: Mapping[str, Array], at_rest: Mapping[str, Array]) -> None:
-    """What was written to a copy that `upcast` made is rounded to its array's format, to nearest even, once."""
+    """Rounds each copy that `upcast` made, as it is now, to its array's format, to nearest even, once."""
     for name, array in at_rest.items():
         if wide[name] is not array:
             kernels.cast_pack(wide[name], array)
