@@ -5,6 +5,7 @@ That layers keep and compute as much, `tests/models/test_gpt_activations.py` hol
 Published numbers are rows of `zerosim/course/published`, which `test_published` computes.
 """
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,6 +151,13 @@ def test_the_published_example_saves_its_published_bytes_for_each_operation():
     assert savings == {"post-GELU": 0.25, "probabilities": 7.7e-3, "attention output": 4.9e-4,
                        "LayerNorm statistics": 3.9e-4, "LayerNorm 2 input": 2.4e-4, "pre-GELU": 2.4e-4, "QKV": 2.4e-4}
     assert list(savings)[:4] == ["post-GELU", "probabilities", "attention output", "LayerNorm statistics"]
+
+
+def test_what_is_made_again_inside_a_block_is_what_the_layers_note_but_for_elementwise_functions():
+    """Of large blocks the products are all but a per mille."""
+    block = Block(2, 2048, 8192, 64)
+    for policy in ("block", "sub_block", "segment(2)+selective"):
+        assert flops.recomputed_flops(block, policy) == pytest.approx(flops.recomputed(block, 1, policy), rel=5e-3)
 
 
 def test_groups_shrink_keys_and_values_alone_and_selective_as_published_makes_twice_what_keeping_the_output_makes():

@@ -23,17 +23,24 @@ from zerosim.numerics.checks import checked_count
 from zerosim.planning.activations import Block, tensors
 
 # Operations per element, a transcendental function counted as one. What layers note is held to these.
-LAYERNORM_STATISTICS = 5              # the sum by a product with ones 2, the deviation 1, the sum of its squares 2
-LAYERNORM = LAYERNORM_STATISTICS + 3  # ·1/σ, ·weight, +bias
-RMSNORM, GELU = 5, 8
-SWIGLU = 5                            # per element of the product of both factors
-ROTATION = 3                          # two products and a sum, per element of queries and keys
-SOFTMAX = 5                           # ·scale, -maximum, exp, sum, division
+LAYERNORM_STATISTICS = 5        # the sum by a product with ones 2, the deviation 1, the sum of its squares 2
+LAYERNORM_OUTPUT = 4            # deviation, ·1/σ, ·weight, +bias
+LAYERNORM = LAYERNORM_STATISTICS + LAYERNORM_OUTPUT - 1  # forward has the deviation at hand
+LAYERNORM_GRADIENT = 14
+RMSNORM, RMSNORM_OUTPUT, RMSNORM_GRADIENT = 5, 2, 10
+GELU, GELU_GRADIENT = 8, 14
+SWIGLU, SWIGLU_GRADIENT = 5, 14  # per element of the product of both factors
+ROTATION = 3                    # two products and a sum, per element of queries and keys, forward and back
+SOFTMAX = 5                     # ·scale, -maximum, exp, sum, division
+FROM_LOG_SUM = 3                # ·scale, -log-sum-exp, exp: P again in tiles
+ROW_SUM = 2                     # P·dP and its sum; in tiles dO·O and its sum
+SOFTMAX_GRADIENT = ROW_SUM + 3  # dS = P·(dP - that)·scale
 
 # The steps of a block forward, in their order. LayerNorm stands for RMSNorm too, GELU for a gate; few blocks have norms
 # of heads and rotations.
 STEPS = ("LayerNorm 1", "QKV", "head norms", "rotation", "scores", "softmax", "values", "projection", "residual 1",
          "LayerNorm 2", "up", "GELU", "down", "residual 2")
+LINEAR = ("QKV", "projection", "up", "down")
 # What no policy makes again: backward needs the input of a part's last linear layer, and not the output.
 CLOSING = ("projection", "residual 1", "down", "residual 2")
 AGAIN: Mapping[str, tuple[str, ...]] = {
@@ -75,10 +82,10 @@ def forward(block: Block) -> dict[str, int]:
     Of a Llama's block RMSNorm, rotations and the gate are counted where a plain one has LayerNorm and GELU.
     """
     of, stream, inside = block.sizes, block.stream, block.positions * block.sizes.feed_forward
-    norm, (first, second) = (LAYERNORM if of.layer_norm else RMSNORM) * stream, block.norms_of_parts
-    of_heads = block.positions * (of.query_channels + of.key_channels)
-    elementwise = {"LayerNorm 1": norm * first, "head norms": RMSNORM * block.head_norms * of_heads,
-                   "rotation": ROTATION * (not of.layer_norm) * of_heads, "softmax": SOFTMAX * block.square,
+    norm = (LAYERNORM if of.layer_norm else RMSNORM) * stream
+    first, second = block.norms_of_parts
+    elementwise = {"LayerNorm 1": norm * first, "head norms": RMSNORM * block.head_norms * _turned(block),
+                   "rotation": ROTATION * (not of.layer_norm) * _turned(block), "softmax": SOFTMAX * block.square,
                    "residual 1": stream, "LayerNorm 2": norm * second, "residual 2": stream,
                    "GELU": (SWIGLU if of.gated else GELU) * inside}
     done = (matmuls(block), biases(block), elementwise)
@@ -92,6 +99,52 @@ def biases(block: Block) -> dict[str, int]:
     outputs = {"QKV": ("qkv", block.made_channels), "projection": ("projection", block.channels),
                "up": ("feed_forward", (1 + of.gated) * of.feed_forward), "down": ("feed_forward", block.channels)}
     return {layer: block.positions * width for layer, (name, width) in outputs.items() if name in of.biases}
+
+
+def _turned(block: Block) -> int:
+    """Elements of queries and keys."""
+    return block.positions * (block.sizes.query_channels + block.sizes.key_channels)
+
+
+def backward(block: Block, policy: str = "none") -> dict[str, int]:
+    """The operations of one block backward, those that the policy makes again inside the block included.
+
+    Of a linear layer: the gradients of input and weight, as many as forward each, and the bias's sums. Of attention:
+    four products where forward has two, and dS. The outputs of the norms are made again under every policy, and where
+    heads have norms, so are the turned queries and keys. Raises ValueError for a text that names no policy.
+    """
+    products, stream, inside = matmuls(block), block.stream, Recompute.parse(policy).inside
+    norms, of = sum(block.norms_of_parts), block.sizes
+    row_sums = ROW_SUM * (block.positions * of.attention_channels if inside == "tiled" else block.square)
+    attention = 2 * (products["scores"] + products["values"])
+    output, gradient = (LAYERNORM_OUTPUT, LAYERNORM_GRADIENT) if of.layer_norm else (RMSNORM_OUTPUT, RMSNORM_GRADIENT)
+    return {**{layer: 2 * products[layer] + biases(block).get(layer, 0) for layer in LINEAR},
+            "attention": attention + (SOFTMAX_GRADIENT - ROW_SUM) * block.square + row_sums,
+            "head norms": (RMSNORM_OUTPUT + RMSNORM_GRADIENT) * block.head_norms * _turned(block),
+            "rotation": ROTATION * (1 + block.head_norms) * (not of.layer_norm) * _turned(block),
+            "GELU": (SWIGLU_GRADIENT if of.gated else GELU_GRADIENT) * block.positions * of.feed_forward,
+            "LayerNorms": norms * gradient * stream, "LayerNorm outputs": norms * output * stream,
+            "residuals": 2 * stream, "again": recomputed(block, policy=str(Recompute(inside=inside)))}
+
+
+def _again(done: Mapping[str, int], recompute: Recompute) -> int:
+    """Of the operations of one block forward, step by step, those that a policy makes a second time."""
+    whole = sum(done.values()) if recompute.units_per_segment else 0
+    return whole + sum(done.get(step, 0) for step in AGAIN[recompute.inside])
+
+
+def recomputed(block: Block, blocks: int = 1, policy: str = "none") -> int:
+    """Operations that n blocks make a second time: segments all of forward, finer policies less; joined, both.
+
+    >>> example = Block(batch=4, tokens=2048, channels=4096, heads=32)
+    >>> [round(recomputed(example, 1, policy) / matmul_flops(example), 2) for policy in ("block", "sub_block", "tiled")]
+    [1.0, 0.62, 0.04]
+
+    Raises ValueError for fewer than one block and for a text that names no policy.
+    """
+    recompute = Recompute.parse(policy)
+    from_log_sums = FROM_LOG_SUM * block.square * (recompute.inside == "tiled")
+    return checked_count("blocks", blocks, 1) * (_again(forward(block), recompute) + from_log_sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +184,7 @@ def savings(block: Block) -> list[Saving]:
         raise ValueError(f"the ranking of tensors to make again is of blocks with {width} channels of queries and of "
                          f"keys and a feed-forward network of {4 * width}; this one has {of.query_channels}, "
                          f"{of.key_channels} and {'a gated' if of.gated else 'a'} network of {of.feed_forward}; take "
-                         "recomputed_flops")
+                         "recomputed")
     done, nbytes = forward(block), {name: held.nbytes for name, held in tensors(block).items()}
     nbytes["LayerNorm statistics"] = nbytes["LayerNorm 1 statistics"] + nbytes["LayerNorm 2 statistics"]
     rows = [Saving(name, nbytes[name], sum(done[step] for step in steps) or 2 * LAYERNORM_STATISTICS * block.stream,
@@ -205,9 +258,7 @@ def recomputed_flops(block: Block, policy: str = "none") -> int:
 
     Raises ValueError for a text that names no policy.
     """
-    recompute, done = Recompute.parse(policy), matmuls(block)
-    whole = sum(done.values()) if recompute.units_per_segment else 0
-    return whole + sum(done.get(step, 0) for step in AGAIN[recompute.inside])
+    return _again(matmuls(block), Recompute.parse(policy))
 
 
 def six_n(parameters: int, tokens: int) -> int:

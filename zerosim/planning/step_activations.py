@@ -69,19 +69,25 @@ class HalfBlock:
         yield "opening", self.stream + self.statistics + self.opening
         yield "middle", self.statistics + self.opening + self.closing + self.middle(inside) + self.normed
 
-    def forward(self, inside: str) -> Iterator[tuple[str, int]]:
+    def forward(self, inside: str, *, dropout: bool) -> Iterator[tuple[str, int]]:
         """Step by step what has been made and is held, beside the part's input."""
         yield from self.run(inside)
-        yield "closing", self.statistics + self.opening + self.closing + self.middle(inside) + self.stream
+        made = self.statistics + self.opening + self.closing + self.middle(inside)
+        yield "closing", made + self.stream
+        if dropout:
+            yield "dropout", made + 2 * self.stream
 
-    def backward(self, inside: str) -> Iterator[tuple[str, int, int]]:
+    def backward(self, inside: str, *, dropout: bool) -> Iterator[tuple[str, int, int]]:
         """Step by step what is held of the part's activations, its input included, and of gradients."""
         d = self.stream
         if inside == "sub_block":
             yield from ((step, d + made, d) for step, made in self.run("all"))
             inside = "all"
         kept = self.kept(inside)
-        yield "closing", kept, d + self.closing
+        dropped = d if dropout else 0
+        if dropout:
+            yield "dropout", kept, d + dropped
+        yield "closing", kept, d + dropped + self.closing
         if inside != "tiled" or not self.log_sums:  # tiled attention reads its own output, the closing's input, again
             kept -= self.closing
         again = self.square if inside == "selective" else 0
@@ -116,9 +122,14 @@ def fullest_nbytes(block: Block, blocks: int, vocabulary: int, policy: str = "no
     return max(moment.total_nbytes for moment in snapshots(block, blocks, vocabulary, policy))
 
 
-def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> list[ActivationSnapshot]:
-    """Every moment of one micro-batch of a decoder: the units forward, the loss, the units backward, and between units,
-    when gradients are accumulated and weights gathered and freed. Segments are of units, the embedding the first.
+def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", *, dropout: bool = False,
+              output_itemsize: int | None = None, parts_per_unit: int = 2,
+              between: bool = False) -> list[ActivationSnapshot]:
+    """Every moment of one micro-batch of a decoder: the units forward, the loss, the units backward.
+
+    `parts_per_unit` is 2 where a unit is a block, 1 where it is half a block, 2k where k blocks are joined;
+    `output_itemsize` that of the logits, where it is not the block's. Segments are of units, the embedding the first.
+    `between` are the moments after each unit too, in which gradients are accumulated and weights gathered and freed.
 
     >>> largest = max(snapshots(Block(1, 64, 32, 4), 3, 256), key=lambda moment: moment.total_nbytes)
     >>> largest.phase, largest.unit, largest.step, largest.nbytes
@@ -126,12 +137,15 @@ def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none") 
 
     Raises ValueError for counts below one and for a text that names no policy.
     """
-    units = [(), *[parts_of(block)] * checked_count("blocks", blocks, 1), ()]
+    parts = parts_of(block) * checked_count("blocks", blocks, 1)
+    step = checked_count("parts_per_unit", parts_per_unit, 1)
+    units = [(), *(parts[start:start + step] for start in range(0, len(parts), step)), ()]
     logits = block.positions * checked_count("vocabulary", vocabulary, 1)
     recompute = Recompute.parse(policy)
-    walk = Walk(units, block.stream * block.itemsize, logits * block.itemsize, block.positions * FP32_NBYTES,
-                block.norm_statistics * FP32_NBYTES, recompute.inside)
-    return [*walk.micro_batch(recompute.units_per_segment)]
+    walk = Walk(units, block.stream * block.itemsize, logits * (output_itemsize or block.itemsize),
+                0 if output_itemsize in (None, block.itemsize) else logits * block.itemsize,
+                block.positions * FP32_NBYTES, block.norm_statistics * FP32_NBYTES, recompute.inside, dropout)
+    return [one for one in walk.micro_batch(recompute.units_per_segment) if between or one.step != BETWEEN]
 
 
 def passes(count: int, per_segment: int | None) -> tuple[list[Place], list[Place]]:
@@ -151,16 +165,19 @@ def passes(count: int, per_segment: int | None) -> tuple[list[Place], list[Place
 class Walk:
     """A model's units on their way forward and back, and what rests between two units, in bytes.
 
-    `units` are the parts of each, none for the embedding and the head; `stream` is what flows between them, `row` one
-    number of fp32 for each token, `statistics` those of the head's norm.
+    `units` are the parts of each, none for the embedding and the head; `stream` is what flows between them, `cast` the
+    gradient of the logits in the compute format where that is another, `row` one number of fp32 for each token,
+    `statistics` those of the head's norm.
     """
 
     units: list[tuple[HalfBlock, ...]]
     stream: int
     logits: int
+    cast: int
     row: int
     statistics: int
     inside: str
+    dropout: bool
     activation: int = 0
     checkpoint: int = 0
     gradient: int = 0
@@ -213,12 +230,12 @@ class Walk:
         """Its output rests afterwards, and what it keeps if it is to keep it, or else not even its input."""
         before, last = self.activation, unit == len(self.units) - 1
         if unit == 0:
-            yield self._snapshot(phase, unit, "embedding", self.stream)
+            yield self._snapshot(phase, unit, "embedding", (2 if self.dropout else 1) * self.stream)
         elif last:
             yield self._snapshot(phase, unit, "logits", self.stream + self.statistics + self.logits)
             self.activation += self.statistics if keep else 0
         for part in self.units[unit]:
-            for step, made in part.forward(self.inside):
+            for step, made in part.forward(self.inside, dropout=self.dropout):
                 yield self._snapshot(phase, unit, f"{part.name} {step}", made)
             self.activation += part.kept(self.inside)  # without its input, with its output, which weighs the same
         if not keep:
@@ -233,15 +250,15 @@ class Walk:
     def _backward(self, unit: int) -> Iterator[ActivationSnapshot]:
         """The gradient of its input rests afterwards; that of its output is held by the caller until then."""
         if unit == 0:
-            yield self._snapshot("backward", unit, "embedding")
+            yield self._snapshot("backward", unit, "embedding", 0, self.stream if self.dropout else 0)
         elif unit == len(self.units) - 1:
-            yield self._snapshot("backward", unit, "LayerNorm output", self.stream)
-            yield self._snapshot("backward", unit, "logits", self.stream, self.stream)
+            yield self._snapshot("backward", unit, "LayerNorm output", self.stream, self.cast)
+            yield self._snapshot("backward", unit, "logits", self.stream, self.cast + self.stream)
             yield self._snapshot("backward", unit, "LayerNorm", 0, 2 * self.stream)
             self.activation -= self.statistics
         for index, part in enumerate(reversed(self.units[unit])):
             kept, own = part.kept(self.inside), self.stream if index == 0 else 0
-            for step, activation, gradient in part.backward(self.inside):
+            for step, activation, gradient in part.backward(self.inside, dropout=self.dropout):
                 yield self._snapshot("backward", unit, f"{part.name} {step}", activation - kept, gradient - own)
             self.activation -= kept - self.stream
             if index < len(self.units[unit]) - 1:

@@ -127,7 +127,7 @@ def _levels(flow: Flow) -> dict[Place, int]:
     """Bytes of activations, their gradients and tokens of one sequence, at the fullest moment of each place."""
     found: dict[Place, int] = {START: 2 * TOKEN_NBYTES * flow.block.tokens}
     last = flow.blocks + 1
-    for snapshot in snapshots(flow.block, flow.blocks, flow.vocabulary, flow.policy):
+    for snapshot in snapshots(flow.block, flow.blocks, flow.vocabulary, flow.policy, between=True):
         phase = "loss" if snapshot.step == "loss" else snapshot.phase
         ends = snapshot.step == BETWEEN and phase != "accumulated"  # what is between two computations rests from there
         place = (f"{phase} end" if ends else phase, snapshot.unit)
