@@ -1,7 +1,9 @@
-"""Arithmetic over all inputs: exp, log and tanh of every float32, and the sum of every pair of fp16 and bf16 codes.
+"""Arithmetic over all inputs: exp, log, tanh and the casts of every float32, and the sum of every pair of fp16 and of
+bf16 codes.
 
 The kernels compute as in a training. Functions are compared on the card with CUDA's in float64, whose own error is at
-most 2 ULP of float64 (CUDA C++ Programming Guide, "Mathematical Functions"), 4e-9 of float32's. Sums are compared on
+most 2 ULP of float64 (CUDA C++ Programming Guide, "Mathematical Functions"), 4e-9 of float32's. Casts, which are
+instructions of the card, are compared there with the formulas that a card without them takes. Sums are compared on
 the host with NumPy's in float32, rounded once: the exact ones rounded once, since float32 has more than twice the bits
 of the formats and two (S. Figueroa, "When is double rounding innocuous?", 1995, SIGNUM Newsletter).
 
@@ -10,14 +12,15 @@ Legend: n elements of a slice, t threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from benchmarks.gpu_check.report import Machine, Writer, Wrong
 from zerosim.backends.cupy.kernels import CupyKernels
-from zerosim.backends.cupy.tracing import launch
+from zerosim.backends.cupy.tracing import launch, packed_format
 from zerosim.numerics.arrays import to_host, words
 from zerosim.numerics.formats import FORMATS
 
@@ -47,13 +50,42 @@ extern "C" __global__ void zs_distance(const float* x, const float* y, double* l
   largest[thread] = most; where[thread] = at;
 }
 """
+# As numerics/rounding.py has it.
+_BF16 = """
+ZS u16 zs_narrow_formula(float x) {
+  u32 word = zs_word(x);
+  u32 code = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
+  return (u16)((word & 0x7fffffffu) > 0x7f800000u ? ((word >> 16) & 0x8000u) | 0x7fc0u : code);
+}
+ZS float zs_widen_formula(u16 code) { return zs_value((u32)code << 16); }
+"""
+# Of every float32 the cast, and what is read of its code.
+_CASTS = """
+extern "C" __global__ void zs_casts(u32* wrong, u32* where, u64 t, u64 first, u64 stop) {
+  u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (thread >= t) return;
+  u32 count = 0, at = 0;
+  for (u64 code = first + thread; code < stop; code += t) {
+    float x = zs_value((u32)code);
+    auto packed = zs_narrow_NAME(x), right = zs_narrow_formula(x);
+    float back = zs_widen_NAME(packed), same = zs_widen_formula(right);
+    bool nan = same != same;
+    if (nan ? back == back : packed != right || zs_word(back) != zs_word(same)) { ++count; at = (u32)code; }
+  }
+  wrong[thread] = count; where[thread] = at;
+}
+"""
 
 
 def check_exhaustive(report: Writer, machine: Machine) -> None:
-    """Functions of all floats, and sums of all pairs of 16-bit numbers."""
+    """Functions and casts of all floats, and sums of all pairs of 16-bit numbers."""
     for name in FUNCTIONS:
         report.check(f"{name} of every float32", lambda name=name: all_arguments(CupyKernels(), name),
                      remark=remark_on_function)
+    for name in FORMATS:
+        if name != "fp32":
+            report.check(f"every float32 to {name}", lambda name=name: all_casts(CupyKernels(), name),
+                         remark=remark_on_casts)
     for name in ("fp16", "bf16"):
         report.check(f"every sum of two {name}", lambda name=name: all_pairs(CupyKernels(), name),
                      remark=remark_on_sums)
@@ -90,25 +122,49 @@ def remark_on_function(found: dict[str, Any]) -> str:
     return f"{found['arguments']:,} arguments, at most {at_most}"
 
 
+def all_casts(kernels: CupyKernels, name: str, spans: Sequence[tuple[int, int]] = ((0, 1 << 32),),
+              threads: int = THREADS) -> dict[str, Any]:
+    """The cast of every float32, or of those of some codes, to a format and back: how many are not as by the formulas,
+    any NaN being any NaN, and an example."""
+    formula = _BF16 if name == "bf16" else packed_format(replace(FORMATS[name], name="formula"))
+    wrong, where = (kernels.empty(threads, np.uint32) for _ in range(2))
+    total, example = 0, ""
+    for first, stop in spans:
+        launch(formula + _CASTS.replace("NAME", name), "zs_casts", threads, [wrong, where, threads, first, stop])
+        counts = to_host(wrong)
+        if counts.any():
+            total, example = total + int(counts.sum(dtype=np.int64)), f"{to_host(where)[counts.argmax()]:#010x}"
+    return {"casts": sum(stop - first for first, stop in spans), "wrong": total, "example": example}
+
+
+def remark_on_casts(found: dict[str, Any]) -> str:
+    """The number of casts; a single wrong one is Wrong."""
+    if found["wrong"]:
+        raise Wrong(f"{found['wrong']:,} of {found['casts']:,} casts differ from the formula's, that of the float32 of "
+                    f"code {found['example']} among them")
+    return f"{found['casts']:,} casts, the formula's bits"
+
+
 def all_pairs(kernels: CupyKernels, name: str, left: Iterable[int] = range(1 << 16)) -> dict[str, Any]:
     """The sum of every code, or of some codes, with every code: how many are wrong, any NaN being any NaN, and an
     example."""
     dtype, wrong, seen, example = FORMATS[name].dtype, 0, 0, ""
     codes = np.arange(1 << 16, dtype=np.uint16)
     numbers = codes.view(dtype).astype(np.float32)
+    is_nan = np.isnan(numbers)
     a, b, total = (kernels.empty(codes.size, dtype) for _ in range(3))
     words(b).set(codes)
     for code in left:
         words(a).fill(code)
         kernels.add_rounded(a, b, total)
-        found = to_host(total)
+        found = to_host(words(total))
         with np.errstate(all="ignore"):
-            right = (numbers[code] + numbers).astype(dtype)
-        differs = (found.view(np.uint16) != right.view(np.uint16)) & ~(np.isnan(found) & np.isnan(right))
+            right = (numbers[code] + numbers).astype(dtype).view(np.uint16)
+        differs = found != right
+        differs[differs] = ~(is_nan[found[differs]] & is_nan[right[differs]])
         if differs.any() and not example:
             at = int(differs.argmax())
-            example = (f"{code:#06x} + {at:#06x} is {found.view(np.uint16)[at]:#06x} and should be "
-                       f"{right.view(np.uint16)[at]:#06x}")
+            example = (f"{code:#06x} + {at:#06x} is {found[at]:#06x} and should be {right[at]:#06x}")
         wrong, seen = wrong + int(differs.sum()), seen + codes.size
     return {"pairs": seen, "wrong": wrong, "example": example}
 

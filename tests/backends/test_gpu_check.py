@@ -256,6 +256,22 @@ def test_errors_of_functions_are_measured_as_numpy_measures_them(stand_in: Any, 
     assert exhaustive.distance(stand_in, name, stand_in.uploaded(x), stand_in.uploaded(moved))[0] == 1e300
 
 
+@pytest.mark.parametrize("name", [name for name in zs.FORMATS if name != "fp32"])
+def test_casts_are_compared_with_the_formula_and_those_of_another_format_differ(
+        stand_in: Any, name: str, monkeypatch) -> None:
+    found = exhaustive.all_casts(stand_in, name, CODES, threads=100)
+    assert exhaustive.remark_on_casts(found) == f"{sum(stop - first for first, stop in CODES):,} casts, the formula's bits"
+    odd = ("ZS CODE zs_narrow_formula(float x) { return zs_narrow_NAME(x) ^ 1u; }"
+           "ZS float zs_widen_formula(CODE code) { return zs_widen_NAME(code ^ 1u); }")
+    odd = odd.replace("CODE", f"u{zs.FORMATS[name].bits}").replace("NAME", name)
+    monkeypatch.setattr(exhaustive, "_BF16", odd)
+    monkeypatch.setattr(exhaustive, "packed_format", lambda _: odd)
+    found = exhaustive.all_casts(stand_in, name, [(0x3F800000, 0x3F800007), (0x7F800001, 0x7F800003)], threads=3)
+    assert (found["wrong"], found["example"]) == (7, "0x3f800006")
+    assert_refused(lambda: exhaustive.remark_on_casts(found), (
+        "7 of 9 casts differ from the formula's, that of the float32 of code 0x3f800006 among them"), Wrong)
+
+
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_sums_of_codes_are_compared_with_every_code(stand_in: Any, name: str, monkeypatch) -> None:
     """Signed zeros, subnormal, largest, infinite and NaN codes, and some in between, each with every code."""
@@ -295,11 +311,11 @@ def test_the_table_of_kernels_has_every_kernel_and_each_is_timed(stand_in: Any, 
 
 
 def test_a_kernels_share_is_that_of_the_copys_bandwidth(monkeypatch, stand_in: Any) -> None:
-    monkeypatch.setattr(speed, "copy_seconds", lambda n: 8 * n / 4e12)
+    monkeypatch.setattr(speed, "copy_of", lambda n: n)
     monkeypatch.setattr(speed, "calls", lambda kernels, n: iter([
         speed.Call("adam_step", lambda: None, 28 * n, streams=True), speed.Call("column_sum", lambda: None, 4 * n),
         speed.Call("matmul bf16", lambda: None, 6 * n, 100 * n)]))
-    monkeypatch.setattr(speed, "seconds_of", lambda call: 1e-3)
+    monkeypatch.setattr(speed, "seconds_of", lambda call, n: 8 * n / 4e12 if call is n else 1e-3)
     found = speed.all_kernels(stand_in, 1 << 27)
     assert [row["share_of_copy"] for row in found["kernels"]] == pytest.approx(
         [28 * 2**27 / 4e9, 4 * 2**27 / 4e9, 6 * 2**27 / 4e9])

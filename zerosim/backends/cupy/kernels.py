@@ -201,8 +201,7 @@ class CupyKernels(NumpyKernels):
         with ExitStack() as stack:
             rows = [stack.enter_context(self._row(one, f"gaps {i}")) for i, one in enumerate(outs)]
             operands = [*[_operand(x, out, rows[0]) for x in rest], *map(Operand, rows)]
-            run_fused(function, operands, work or work_type(*[operand.array for operand in operands]),
-                      None if also is None else 0)
+            run_fused(function, operands, work or work_type(*[operand.array for operand in operands]))
 
     @contextmanager
     def _row(self, out: Array, name: str = "gaps") -> Iterator[Array]:

@@ -2,12 +2,12 @@
 //
 // Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and its like are never contracted into
 // fused multiply-adds, and the numbers are rounded to nearest even, subnormals included. The casts are the formulas of
-// numerics/rounding.py, but for fp16's on a GPU, which are instructions. A NaN stays a NaN; which of its codes it has is
-// not promised. zerosim.backends.cupy.tracing adds a line ZS_FORMAT(...) for each packed format.
+// numerics/rounding.py where a GPU has no instruction for them. A NaN stays a NaN; which of its codes it has is not
+// promised. zerosim.backends.cupy.tracing adds a line ZS_FORMAT(...) for each packed format.
 
 typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
 #define ZS __device__ __forceinline__
-template <typename T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
+template <typename T, int n> struct alignas(n * sizeof(T)) Group { T at[n]; };
 ZS u32 zs_word(float x) { return __float_as_uint(x); }
 ZS float zs_value(u32 word) { return __uint_as_float(word); }
 ZS u32 zs_larger(u32 a, u32 b) { return a > b ? a : b; }
@@ -41,17 +41,34 @@ ZS float zs_odd(double x) {
 ZS float zs_widen_fp32(float x) { return x; }
 ZS float zs_narrow_fp32(float x) { return x; }
 ZS float zs_widen_bf16(u16 code) { return zs_value((u32)code << 16); }
+// GPUs have instructions for casts, which round as the formulas do (PTX ISA, "cvt"); a dozen whole-number operations for
+// each element would take longer than its bytes. The formulas are what a compiler for the CPU takes.
+#if __CUDA_ARCH__ >= 800
+ZS u16 zs_narrow_bf16(float x) { u16 code; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(code) : "f"(x)); return code; }
+#else
 ZS u16 zs_narrow_bf16(float x) {
   u32 word = zs_word(x);
   u32 code = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
   return (u16)((word & 0x7fffffffu) > 0x7f800000u ? ((word >> 16) & 0x8000u) | 0x7fc0u : code);
 }
-// GPUs have instructions for fp16, which round as the formula does (PTX ISA, "cvt"); a dozen whole-number operations
-// for each element would take longer than its six bytes. The formula is what a compiler for the CPU takes.
+#endif
 #ifdef __CUDA_ARCH__
 ZS float zs_widen_fp16(u16 code) {
   float value; asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code)); return value; }
 ZS u16 zs_narrow_fp16(float x) { u16 code; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(x)); return code; }
+#endif
+#if __CUDA_ARCH__ >= 890
+ZS float zs_widen_fp8_e5m2(u8 code) { return zs_widen_fp16((u16)(code << 8)); }
+ZS float zs_widen_fp8_e4m3(u8 code) {
+  u32 two; asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"((u16)code)); return zs_widen_fp16((u16)two); }
+// The instruction stops at the largest number; what rounds beyond it is infinite, or NaN in a format without infinity.
+#define ZS_NARROW_FP8(kind, beyond, largest) \
+ZS u8 zs_narrow_fp8_##kind(float x) { \
+  u16 two; asm("cvt.rn.satfinite." #kind "x2.f32 %0, %1, %2;" : "=h"(two) : "f"(0.0f), "f"(x)); \
+  return (u8)(fabsf(x) beyond ? (two & 0x80u) | largest : two); \
+}
+ZS_NARROW_FP8(e4m3, > 464.0f, 0x7fu)
+ZS_NARROW_FP8(e5m2, >= 61440.0f, 0x7cu)
 #endif
 
 // The two casts of a format of fewer exponent bits than float32.

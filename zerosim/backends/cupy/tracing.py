@@ -30,7 +30,7 @@ from zerosim.numerics.formats import FORMATS, Format
 OPTIONS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++14")
 
 
-def _packed_format(fmt: Format) -> str:
+def packed_format(fmt: Format) -> str:
     """The two casts of a format of fewer exponent bits than float32: a line that names ZS_FORMAT's constants."""
     p, bits = fmt.mantissa_bits, fmt.bits
     magnitude = (1 << (bits - 1)) - 1
@@ -48,8 +48,9 @@ def _packed_format(fmt: Format) -> str:
 
 PRELUDE = "".join([
     files("zerosim.backends.cupy").joinpath("prelude.cu").read_text("utf-8"),
-    "#ifndef __CUDA_ARCH__\n", _packed_format(FORMATS["fp16"]), "#endif\n",
-    *(_packed_format(FORMATS[name]) for name in ("fp8_e4m3", "fp8_e5m2"))])
+    "#ifndef __CUDA_ARCH__\n", packed_format(FORMATS["fp16"]), "#endif\n",
+    "#if __CUDA_ARCH__ < 890  // not defined is 0\n",
+    *(packed_format(FORMATS[name]) for name in ("fp8_e4m3", "fp8_e5m2")), "#endif\n"])
 
 _INTEGERS = {f"{kind}{8 * nbytes}": c_type for nbytes, c_type in ((1, "char"), (2, "short"), (4, "int"),
                                                                   (8, "long long")) for kind in ("int", "uint")}
@@ -101,7 +102,7 @@ class TracingTape:
     def __init__(self, work: np.dtype[Any]) -> None:
         self.work, self.lines = work, list[str]()
         self.numbers: list[np.generic] = []
-        self.assigned: set[str] = set()
+        self.read, self.assigned = set[str](), set[str]()  # names; read is what was not assigned before
 
     def fresh(self) -> Symbol:
         """A new variable."""
@@ -129,6 +130,8 @@ class TracingTape:
     def operand(self, value: Any, wide: bool = False) -> str:
         """A variable's name; a number becomes an argument, in the type that is computed in."""
         if isinstance(value, Symbol):
+            if value.name not in self.assigned:
+                self.read.add(value.name)
             return value.name
         if isinstance(value, np.ndarray) and value.ndim:
             raise ValueError(f"a function of elements was given an array {value.shape} beside its blocks, which lies "
@@ -140,7 +143,7 @@ class TracingTape:
 
     def rounded(self, x: Symbol, dtype: np.dtype[Any]) -> None:
         """x becomes the nearest number of a narrower format."""
-        self.assign(x, widened(narrowed(x.name, self.work, dtype), dtype, self.work))
+        self.assign(x, widened(narrowed(self.operand(x), self.work, dtype), dtype, self.work))
 
 
 class Mask:
@@ -190,7 +193,7 @@ class Symbol(NDArrayOperatorsMixin):
     def tape_copy(self, out: Symbol, x: Any, where: Mask | bool = True) -> None:
         """out = x where the mask says so."""
         value = self.tape.operand(x)
-        chosen = f"{where.expression} ? {value} : {out.name}" if isinstance(where, Mask) else value
+        chosen = f"{where.expression} ? {value} : {self.tape.operand(out)}" if isinstance(where, Mask) else value
         self.tape.assign(out, chosen)
 
     def __setitem__(self, key: object, value: Any) -> None:
@@ -226,8 +229,9 @@ def _refuse(what: str) -> NoReturn:
 
 
 # -- Launches: each operand read once, each result written once --------------------------------------------------------
-# A thread takes four neighboring elements of every array, in loads of up to 16 bytes, so that a kernel is as fast as
-# the memory: what it computes between a load and a store costs nothing beside them.
+# A thread takes neighboring elements of every array, as many as make 16 bytes of the widest type, in one access of
+# each, so that a kernel is as fast as the memory: what it computes between a load and a store costs nothing beside
+# them.
 #
 # An operand that has fewer than n elements is *spread*: each of its elements stands for `every` ones that follow one
 # another (a number per row), or all of them come again after `cycle` ones (a number per column).
@@ -235,7 +239,8 @@ def _refuse(what: str) -> NoReturn:
 
 Array = Any  # cupy.ndarray
 THREADS = 256  # of a block
-PER_THREAD = 4  # elements
+ACCESS_NBYTES = 16  # that a thread loads or stores at once, at most
+HELD_NBYTES = 160  # of elements that a thread holds at once
 SHORT = 2**31  # elements up to which an index has 32 bits
 
 
@@ -298,18 +303,18 @@ def launch_typed(text: str, name: str, threads: int, arguments: Sequence[Any], *
 
 
 def run_fused(function: Callable[..., object], operands: Sequence[Operand], work: np.dtype[Any],
-              scratch: int | None = None) -> None:  # fmt: skip
-    """function(*operands, *scratch) for every element, each of n or spread. Without a ``scratch`` the last operand is
-    the result, and may be an input too; with one every operand is read, and those assigned to are written."""
+              scratch: int = 0) -> None:  # fmt: skip
+    """function(*operands, *scratch) for every element, each of n or spread, with so many scratch variables. What the
+    function assigns to is written, and what it takes before it assigns to it is read."""
     count = operands[-1].array.size
     kinds = tuple((o.array.dtype, bool(o.every), bool(o.cycle)) for o in operands)
     plan = _planned(function, kinds, work, count < SHORT, scratch)
     index = np.uint32 if count < SHORT else np.uint64
     whole = [operand.array for operand in operands if not operand.is_spread]
-    aligned = all(start(x) % (PER_THREAD * x.dtype.itemsize) == 0 for x in whole)
+    aligned = all(start(x) % (plan.per_thread * x.dtype.itemsize) == 0 for x in whole)
     periods = [index(operand.every or operand.cycle) for operand in operands if operand.is_spread]
     arguments = [*(operand.array for operand in operands), *periods, *plan.numbers, index(count), np.int32(aligned)]
-    launch(plan.text, plan.name, -(-count // PER_THREAD), arguments)
+    launch(plan.text, plan.name, -(-count // plan.per_thread), arguments)
 
 
 Kind = tuple[np.dtype[Any], bool, bool]  # an operand's type, whether it stands for `every` so many, for a `cycle`
@@ -317,27 +322,36 @@ Kind = tuple[np.dtype[Any], bool, bool]  # an operand's type, whether it stands 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """A kernel's text and name, and the numbers that its function computes with."""
+    """A kernel's text and name, the numbers that its function computes with, and the elements of one thread."""
 
     text: str
     name: str
     numbers: tuple[np.generic, ...]
+    per_thread: int
 
 
 def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
-          scratch: int | None) -> LaunchPlan:  # fmt: skip
+          scratch: int) -> LaunchPlan:  # fmt: skip
     """Traces the function; operands and scratch as for `run_fused`."""
     tape = TracingTape(work)
-    names = [f"v{i}" for i in range(len(kinds))] + [f"s{i}" for i in range(scratch or 0)]
-    function(*(Symbol(tape, name) for name in names))
-    in_place, last = scratch is not None, len(kinds) - 1
-    ways = [(in_place or i < last, names[i] in tape.assigned if in_place else i == last) for i in range(len(kinds))]
-    text, name = _text(tape, list(zip(kinds, ways, strict=True)), names[len(kinds) :], "u32" if short else "u64")
-    return LaunchPlan(text, name, tuple(tape.numbers))
+    names, spare = [f"v{i}" for i in range(len(kinds))], [f"s{i}" for i in range(scratch)]
+    function(*(Symbol(tape, name) for name in names + spare))
+    ways = [(name in tape.read, name in tape.assigned) for name in names]
+    each = elements_per_thread(kinds)
+    text, name = _text(tape, list(zip(kinds, ways, strict=True)), spare, "u32" if short else "u64", each)
+    return LaunchPlan(text, name, tuple(tape.numbers), each)
+
+
+def elements_per_thread(kinds: Sequence[Kind]) -> int:
+    """As many as one access has of the widest type that is not spread, or half, where the arrays are so many that a
+    thread's registers would not hold them."""
+    sizes = [dtype.itemsize for dtype, every, cycle in kinds if not every and not cycle]
+    each = ACCESS_NBYTES // max(sizes)
+    return each if each <= 4 or each * sum(sizes) <= HELD_NBYTES else each // 2
 
 
 def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scratch: list[str],
-          index: str) -> tuple[str, str]:  # fmt: skip
+          index: str, each: int) -> tuple[str, str]:  # fmt: skip
     """The kernel's text, and its name, which says what it does and nothing else of the call."""
     work = storage_of(tape.work)
     parameters, loads, elements, results, stores = [], [], [], [], []
@@ -348,15 +362,15 @@ def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scr
         if every or cycle:
             value = f"a{i}[(first + j) {'/' if every else '%'} q{i}]"
         else:
-            loads.append(f"Four<{rest}> f{i};" + (_access(i, rest, "load") if read else ""))
+            loads.append(f"Group<{rest}, {each}> f{i};" + (_access(i, rest, each, "load") if read else ""))
         elements.append(f"{work} v{i}" + (f" = {widened(value, dtype, tape.work)};" if read else " = 0;"))
         if written:
             results.append(f"f{i}.at[j] = {narrowed(f'v{i}', tape.work, dtype)};")
-            stores.append(_access(i, rest, "store"))
+            stores.append(_access(i, rest, each, "store"))
     elements += [f"{work} {name} = 0;" for name in scratch]
     parameters += [f"{index} q{i}" for i, ((_, every, cycle), _) in enumerate(operands) if every or cycle]
     parameters += [f"{storage_of(number.dtype)} p{i}" for i, number in enumerate(tape.numbers)]
-    body = _BODY.format(index=index, loads="\n  ".join(loads), elements="\n      ".join(elements),
+    body = _BODY.format(index=index, each=each, loads="\n  ".join(loads), elements="\n      ".join(elements),
                         lines="\n      ".join(tape.lines), results="\n      ".join(results),
                         stores="\n  ".join(stores))  # fmt: skip
     name = f"zs_{blake2b((body + ', '.join(parameters)).encode(), digest_size=8).hexdigest()}"
@@ -365,13 +379,13 @@ def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scr
 
 _BODY = """
 {{
-  {index} first = ((({index})blockIdx.x) * blockDim.x + threadIdx.x) * 4;
+  {index} first = ((({index})blockIdx.x) * blockDim.x + threadIdx.x) * {each};
   if (first >= n) return;
-  int count = n - first < 4 ? (int)(n - first) : 4;
-  bool whole = aligned && count == 4;
+  int count = n - first < {each} ? (int)(n - first) : {each};
+  bool whole = aligned && count == {each};
   {loads}
   #pragma unroll
-  for (int j = 0; j < 4; ++j) {{
+  for (int j = 0; j < {each}; ++j) {{
     if (j < count) {{
       {elements}
       {lines}
@@ -383,14 +397,14 @@ _BODY = """
 """
 
 
-def _access(i: int, rest: str, way: str) -> str:
-    """Four elements of array i in one access, or, at its end or where it lies askew, one by one."""
-    group, single = f"*reinterpret_cast<Four<{rest}>*>(a{i} + first)", f"a{i}[first + j]"
+def _access(i: int, rest: str, each: int, way: str) -> str:
+    """A thread's elements of array i in one access, or, at its end or where it lies askew, one by one."""
+    group, single = f"*reinterpret_cast<Group<{rest}, {each}>*>(a{i} + first)", f"a{i}[first + j]"
+    one_by_one = f"else\n    #pragma unroll\n    for (int j = 0; j < {each}; ++j)\n      if (j < count)"
     if way == "load":
-        group = group.replace("<Four", "<const Four")
-        return (f"\n  if (whole) f{i} = {group};"
-                f"\n  else for (int j = 0; j < count; ++j) f{i}.at[j] = {single};")
-    return f"if (whole) {group} = f{i};\n  else for (int j = 0; j < count; ++j) {single} = f{i}.at[j];"
+        group = group.replace("<Group", "<const Group")
+        return f"\n  if (whole) f{i} = {group};\n  {one_by_one} f{i}.at[j] = {single};"
+    return f"if (whole) {group} = f{i};\n  {one_by_one} {single} = f{i}.at[j];"
 
 
 def row_for(x: Array, out: Array) -> Array:
