@@ -183,8 +183,8 @@ def test_no_fault_in_any_collective_makes_a_run_hang_or_fail_in_another_way(
             assert checksums
             assert kind in ON_THE_WAY
         except (zs.DeadlockError, zs.MismatchError) as error:  # who heard another color or key is in another group
-            struck = "\n".join(error.__notes__)
-            assert kind == "lost" or (kind in ON_THE_WAY and not checksums and re.search(r"injected: .*int64\)", struck))
+            said = "\n".join(error.__notes__)
+            assert kind == "lost" or (kind in ON_THE_WAY and not checksums and re.search(r"injected: .*int64\)", said))
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
