@@ -1,7 +1,8 @@
 """Every kernel, on a small number of elements that no power of two divides, watched by compute-sanitizer.
 
 ``python -m benchmarks.gpu_check.sanitizer`` is what is watched. Each array is an allocation of its own, since inside
-CuPy's pool nothing lies outside of anything.
+CuPy's pool nothing lies outside of anything. What cuBLAS stores on an H200 initcheck does not see (2026-11-26), and
+takes for memory that nobody has written: a product is NaN before cuBLAS is called, and has to be none of it afterwards.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import re
 import shutil
 import sys
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from benchmarks.gpu_check.processes import Ended, run
 from benchmarks.gpu_check.report import BUDGET_SECONDS, Machine, Writer, Wrong
@@ -54,7 +58,15 @@ def main() -> None:
     from benchmarks.gpu_check.speed import calls
     from zerosim.backends.cupy.kernels import CupyKernels
 
-    names = []
+    names, product = [], CupyKernels._gemm
+
+    def whole_product(kernels: CupyKernels, a: Any, b: Any, out: Any) -> None:
+        out.fill(np.nan)
+        product(kernels, a, b, out)
+        unwritten = kernels.count_nan(out)
+        assert not unwritten, f"cuBLAS left {unwritten} of {out.size} elements of a product unwritten"
+
+    CupyKernels._gemm = whole_product  # type: ignore[method-assign]
     for call in calls(CupyKernels(), ELEMENTS):
         call.run()
         names.append(call.name)

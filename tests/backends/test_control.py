@@ -164,6 +164,17 @@ def test_a_rank_that_has_finished_hears_of_a_failure_that_comes_while_it_sleeps(
     assert_refused(lambda: list(backend.drive([lambda: None])), "gone", LookupError)
 
 
+def test_a_device_that_is_idle_since_the_thread_that_listens_has_ended_its_calls_is_no_end_of_a_run() -> None:
+    """That thread reads the last words, and aborts, while the program's thread asks whether the device is idle."""
+    failed = replace(Failed.of(LookupError("gone"), 1), drained=True)
+    channel = Scripted((1, Finished({}, ())), (2, Finished({}, ())), (1, failed), (2, failed), (1, Value(None)),
+                       (2, Value(None)))
+    links = hub.Transport()
+    backend = backend_of(channel, links)
+    links.idle = lambda: backend._read() or backend._read() or True  # type: ignore[method-assign]
+    assert_refused(lambda: list(backend.drive([lambda: None])), "gone", LookupError)
+
+
 def test_a_rank_that_waits_for_the_end_of_a_run_says_nothing_that_the_next_run_could_hear() -> None:
     """However long: its last word has been said, and who has ended the run would take a message for one of the next."""
     last_words = [(rank, message) for message in (Finished({}, ()), Value(None)) for rank in (1, 2)]

@@ -259,8 +259,9 @@ def test_errors_of_functions_are_measured_as_numpy_measures_them(stand_in: Any, 
 @pytest.mark.parametrize("name", [name for name in zs.FORMATS if name != "fp32"])
 def test_casts_are_compared_with_the_formula_and_those_of_another_format_differ(
         stand_in: Any, name: str, monkeypatch) -> None:
+    count = sum(stop - first for first, stop in CODES)
     found = exhaustive.all_casts(stand_in, name, CODES, threads=100)
-    assert exhaustive.remark_on_casts(found) == f"{sum(stop - first for first, stop in CODES):,} casts, the formula's bits"
+    assert exhaustive.remark_on_casts(found) == f"{count:,} casts, the formula's bits"
     odd = ("ZS CODE zs_narrow_formula(float x) { return zs_narrow_NAME(x) ^ 1u; }"
            "ZS float zs_widen_formula(CODE code) { return zs_widen_NAME(code ^ 1u); }")
     odd = odd.replace("CODE", f"u{zs.FORMATS[name].bits}").replace("NAME", name)

@@ -174,7 +174,6 @@ class ProcessBackend(Backend):
                     ending.enter_context(self.interrupts)  # a rank that has said Finished must not fail
                     self._say(control.Finished(self.issued, tuple(self.recent)))
                     self._until(lambda: len(self.endings) == self.channel.size)
-                    self._check_going()  # the thread that listens may have heard the last of them, which has failed
                     unlike = control.unmet(self._finished)  # a library takes small messages that nobody has asked for
                     if unlike is not None:
                         raise unlike
@@ -253,7 +252,10 @@ class ProcessBackend(Backend):
     # -- turns ----------------------------------------------------------------------------------------------------
 
     def _until(self, done: Callable[[], bool], waiting: Callable[[], control.Waiting] | None = None) -> None:
-        """Takes turns until ``done()``; a rank that waits for long says for what, and looks for a verdict."""
+        """Takes turns until ``done()``; a rank that waits for long says for what, and looks for a verdict.
+
+        What is done by then may be so because the thread that listens has heard of a failure, and ended it.
+        """
         moved_at, idle = time.monotonic(), 0
         while not done():
             if self.progress():
@@ -268,6 +270,7 @@ class ProcessBackend(Backend):
             if waiting is not None and idle >= SPINS and time.monotonic() - moved_at > self.timeout_seconds:
                 self._say_waiting(waiting)
             self._judge()
+        self._check_going()
         self._say_waiting(None)
 
     def progress(self) -> bool:
