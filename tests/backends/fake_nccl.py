@@ -50,16 +50,23 @@ class NcclError(RuntimeError):
     """What NCCL refuses."""
 
 
+class Group(threading.local):
+    """The group that is open in a thread, each of which has its own: how deep, and its calls."""
+
+    def __init__(self) -> None:
+        self.depth, self.pending = 0, []
+
+
 class World:
-    """Communicators, and the calls of the group that is open. ``log``: one list of calls for each group closed."""
+    """Communicators, and groups. ``log``: one list of calls for each group closed."""
 
     def __init__(self, cuda: Cuda) -> None:
-        self.cuda = cuda
-        self.depth, self.pending, self.log, self.alive = 0, [], [], []
+        self.cuda, self.group = cuda, Group()
+        self.log, self.alive = [], []
 
     def close(self) -> None:
         """Carries out what the group holds."""
-        calls, self.pending = self.pending, []
+        calls, self.group.pending = self.group.pending, []
         if calls:
             self.log.append([(name, comm.rank, comm.devices, *_shown(what)) for comm, name, what in calls])
         for comm, name, what in calls:
@@ -185,6 +192,9 @@ class Communicator:
     def check_async_error(self) -> None: ...
 
     def abort(self) -> None:
+        others = [comm for comm in self.world.alive if comm is not self and comm.state == "alive"]
+        assert self.world.group.depth or not others, (
+            "an abort outside a group: it would wait until the kernels of other communicators end")
         self.state = "aborted"
         self.clique.close(at_once=True)
 
@@ -196,8 +206,8 @@ class Communicator:
         """One call, made when the group is closed."""
         if self.state != "alive":
             raise NcclError(f"the communicator was {self.state}")
-        assert self.world.depth, f"{name} outside a group: with several ranks in one thread it waits for ever"
-        self.world.pending.append((self, name, what))
+        assert self.world.group.depth, f"{name} outside a group: with several ranks in one thread it waits for ever"
+        self.world.group.pending.append((self, name, what))
 
     def leave(self, name: str, what: dict[str, Any]) -> None:
         """Sends this rank's elements to those who wait for them, and what its stream knows to have happened."""
@@ -269,11 +279,11 @@ def fake_module(world: World) -> ModuleType:
     module = ModuleType("cupy.cuda.nccl")
 
     def start() -> None:
-        world.depth += 1
+        world.group.depth += 1
 
     def end() -> None:
-        world.depth -= 1
-        if not world.depth:
+        world.group.depth -= 1
+        if not world.group.depth:
             world.close()
 
     vars(module).update(CONSTANTS)

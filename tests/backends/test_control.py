@@ -175,6 +175,17 @@ def test_a_device_that_is_idle_since_the_thread_that_listens_has_ended_its_calls
     assert_refused(lambda: list(backend.drive([lambda: None])), "gone", LookupError)
 
 
+def test_a_rank_has_finished_when_its_device_has_and_not_when_its_program_has() -> None:
+    """As long as the device waits for another rank, the thread that listens says for what."""
+    channel = Scripted(*[(rank, message) for message in (Finished({}, ()), Value(None)) for rank in (1, 2)])
+    links, said_then = hub.Transport(), list[bool]()
+    links.needs_listener, links.over = True, list
+    links.idle = lambda: said_then.append(bool(channel.sent)) or len(said_then) > 3  # type: ignore[method-assign]
+    list(backend_of(channel, links).drive([lambda: None]))
+    assert said_then[:4] == [False] * 4
+    assert channel.sent == [Finished({}, ()), Value(None)]
+
+
 def test_a_rank_that_waits_for_the_end_of_a_run_says_nothing_that_the_next_run_could_hear() -> None:
     """However long: its last word has been said, and who has ended the run would take a message for one of the next."""
     last_words = [(rank, message) for message in (Finished({}, ()), Value(None)) for rank in (1, 2)]

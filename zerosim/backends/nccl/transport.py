@@ -68,9 +68,12 @@ class Communicators:
     def abort(self) -> None:
         """Ends what is under way; the next run makes new communicators."""
         communicators, self.made = self.each(), {}
-        for communicator in communicators:
-            with suppress(Exception):  # an error has brought us here, and that one is to be raised
-                communicator.abort()
+        # In one group, which sets the sign to stop for all before it gives back the memory of one. One after the other
+        # would wait for ever: CUDA gives memory back when the device is idle, and a kernel of the next one is not.
+        with suppress(Exception), self.nccl.group():  # an error has brought us here, and that one is to be raised
+            for communicator in communicators:
+                with suppress(Exception):
+                    communicator.abort()
 
     def destroy(self) -> None:
         """Gives NCCL's memory back."""

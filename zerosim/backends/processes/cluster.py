@@ -171,6 +171,8 @@ class ProcessBackend(Backend):
                     except StopIteration as error:  # which this generator must not let through
                         raise RuntimeError(STOP_ITERATION) from error
                     self._check_going()
+                    if self.transport.needs_listener:  # which says what the device waits for, as the program may not
+                        self._until(self.transport.idle)
                     ending.enter_context(self.interrupts)  # a rank that has said Finished must not fail
                     self._say(control.Finished(self.issued, tuple(self.recent)))
                     self._until(lambda: len(self.endings) == self.channel.size)
