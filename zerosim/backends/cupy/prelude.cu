@@ -33,6 +33,12 @@ template <typename T> ZS T zs_maximum(T a, T b)  // NaN if either is; of +0 and 
 { return a != a ? a : b != b ? b : a > b ? a : b > a ? b : a == 0 ? zs_add(a, b) : a; }
 template <typename T> ZS T zs_minimum(T a, T b)  // NaN if either is; of +0 and -0 the negative
 { return a != a ? a : b != b ? b : a < b ? a : b < a ? b : a == 0 ? (T)-zs_add((T)-a, (T)-b) : a; }
+#if __CUDA_ARCH__ >= 800  // the same in one instruction (PTX ISA, "max")
+#define ZS_EXTREMUM(name, instruction) ZS float name(float a, float b) { \
+  float found; asm(instruction ".NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b)); return found; }
+ZS_EXTREMUM(zs_maximum, "max")
+ZS_EXTREMUM(zs_minimum, "min")
+#endif
 // From float64, rounded to an odd last bit: a second rounding, to fewer bits, is then as good as the only one.
 ZS float zs_odd(double x) {
   float f = __double2float_rz(x);

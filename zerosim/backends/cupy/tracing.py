@@ -354,57 +354,49 @@ def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scr
           index: str, each: int) -> tuple[str, str]:  # fmt: skip
     """The kernel's text, and its name, which says what it does and nothing else of the call."""
     work = storage_of(tape.work)
-    parameters, loads, elements, results, stores = [], [], [], [], []
+    parameters, arrays, lines, loads, stores = [], [], [], [], []
     for i, ((dtype, every, cycle), (read, written)) in enumerate(operands):
-        rest = storage_of(dtype)
-        parameters.append(f"{'' if written else 'const '}{rest}* a{i}")
-        value = f"f{i}.at[j]"
+        rest, group = f"{'' if written else 'const '}{storage_of(dtype)}", f"Group<{storage_of(dtype)}, {each}>"
+        parameters.append(f"{rest}* a{i}")
+        value = f"x{i}"
         if every or cycle:
-            value = f"a{i}[(first + j) {'/' if every else '%'} q{i}]"
+            value = f"a{i}[at {'/' if every else '%'} q{i}]"
         else:
-            loads.append(f"Group<{rest}, {each}> f{i};" + (_access(i, rest, each, "load") if read else ""))
-        elements.append(f"{work} v{i}" + (f" = {widened(value, dtype, tape.work)};" if read else " = 0;"))
-        if written:
-            results.append(f"f{i}.at[j] = {narrowed(f'v{i}', tape.work, dtype)};")
-            stores.append(_access(i, rest, each, "store"))
-    elements += [f"{work} {name} = 0;" for name in scratch]
+            arrays.append((f"{rest}& x{i}", f"f{i}.at[j]", f"a{i}[at]"))
+            place = f"*reinterpret_cast<{'' if written else 'const '}{group}*>(a{i} + first)"
+            loads.append(f"{group} f{i}" + (f" = {place};" if read else ";"))
+            stores += [f"{place} = f{i};"] * written
+        lines.append(f"{work} v{i} = {widened(value, dtype, tape.work) if read else 0};")
+    lines += [f"{work} {name} = 0;" for name in scratch] + tape.lines
+    lines += [f"x{i} = {narrowed(f'v{i}', tape.work, dtype)};" for i, ((dtype, *_), (_, written)) in enumerate(operands)
+              if written]
     parameters += [f"{index} q{i}" for i, ((_, every, cycle), _) in enumerate(operands) if every or cycle]
     parameters += [f"{storage_of(number.dtype)} p{i}" for i, number in enumerate(tape.numbers)]
-    body = _BODY.format(index=index, each=each, loads="\n  ".join(loads), elements="\n      ".join(elements),
-                        lines="\n      ".join(tape.lines), results="\n      ".join(results),
-                        stores="\n  ".join(stores))  # fmt: skip
+    elements, grouped, single = (", ".join(words) for words in zip(*arrays, strict=True))
+    body = _BODY.format(index=index, each=each, elements=elements, grouped=grouped, single=single,
+                        lines="\n    ".join(lines), loads="\n    ".join(loads), stores="\n    ".join(stores))
     name = f"zs_{blake2b((body + ', '.join(parameters)).encode(), digest_size=8).hexdigest()}"
     return f'extern "C" __global__ void {name}({", ".join([*parameters, f"{index} n", "int aligned"])}){body}', name
 
 
+# A thread's elements in one access of each array; or one by one, at the end and where an array lies askew.
 _BODY = """
 {{
   {index} first = ((({index})blockIdx.x) * blockDim.x + threadIdx.x) * {each};
   if (first >= n) return;
-  int count = n - first < {each} ? (int)(n - first) : {each};
-  bool whole = aligned && count == {each};
-  {loads}
-  #pragma unroll
-  for (int j = 0; j < {each}; ++j) {{
-    if (j < count) {{
-      {elements}
-      {lines}
-      {results}
-    }}
+  auto element = [&]({index} at, {elements}) {{
+    {lines}
+  }};
+  if (aligned && n - first >= {each}) {{
+    {loads}
+    #pragma unroll
+    for (int j = 0; j < {each}; ++j) element(first + j, {grouped});
+    {stores}
+  }} else {{
+    for ({index} at = first; at < n && at - first < {each}; ++at) element(at, {single});
   }}
-  {stores}
 }}
 """
-
-
-def _access(i: int, rest: str, each: int, way: str) -> str:
-    """A thread's elements of array i in one access, or, at its end or where it lies askew, one by one."""
-    group, single = f"*reinterpret_cast<Group<{rest}, {each}>*>(a{i} + first)", f"a{i}[first + j]"
-    one_by_one = f"else\n    #pragma unroll\n    for (int j = 0; j < {each}; ++j)\n      if (j < count)"
-    if way == "load":
-        group = group.replace("<Group", "<const Group")
-        return f"\n  if (whole) f{i} = {group};\n  {one_by_one} f{i}.at[j] = {single};"
-    return f"if (whole) {group} = f{i};\n  {one_by_one} {single} = f{i}.at[j];"
 
 
 def row_for(x: Array, out: Array) -> Array:
