@@ -265,8 +265,7 @@ def test_casts_are_compared_with_the_formula_and_those_of_another_format_differ(
     odd = ("ZS CODE zs_narrow_formula(float x) { return zs_narrow_NAME(x) ^ 1u; }"
            "ZS float zs_widen_formula(CODE code) { return zs_widen_NAME(code ^ 1u); }")
     odd = odd.replace("CODE", f"u{zs.FORMATS[name].bits}").replace("NAME", name)
-    monkeypatch.setattr(exhaustive, "_BF16", odd)
-    monkeypatch.setattr(exhaustive, "packed_format", lambda _: odd)
+    monkeypatch.setattr(exhaustive, "cast_formulas", lambda _: odd)
     found = exhaustive.all_casts(stand_in, name, [(0x3F800000, 0x3F800007), (0x7F800001, 0x7F800003)], threads=3)
     assert (found["wrong"], found["example"]) == (7, "0x3f800006")
     assert_refused(lambda: exhaustive.remark_on_casts(found), (

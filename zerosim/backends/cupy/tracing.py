@@ -23,15 +23,17 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from zerosim.numerics.arrays import contiguous, is_same_memory, may_share_memory, start, words
 from zerosim.numerics.formats import FORMATS, Format
 
-# -- The text that all kernels begin with: prelude.cu, and the casts of each packed format -----------------------------
+# -- The text that all kernels begin with: prelude.cu, and casts by formulas where a GPU has no instruction ------------
 
 # No fused multiply-add, no flushing of subnormals, divisions and roots rounded correctly: NVRTC's defaults but the
 # first, and written down all the same.
 OPTIONS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++14")
 
 
-def packed_format(fmt: Format) -> str:
-    """The two casts of a format of fewer exponent bits than float32: a line that names ZS_FORMAT's constants."""
+def cast_formulas(fmt: Format) -> str:
+    """The two casts of a format by formulas: a line that calls ZS_BF16, or ZS_FORMAT with the format's constants."""
+    if fmt.exponent_bits == FORMATS["fp32"].exponent_bits:
+        return f"ZS_BF16({fmt.name})\n"
     p, bits = fmt.mantissa_bits, fmt.bits
     magnitude = (1 << (bits - 1)) - 1
     infinity = ((1 << fmt.exponent_bits) - 1) << p
@@ -46,11 +48,13 @@ def packed_format(fmt: Format) -> str:
     return f"ZS_FORMAT({', '.join(map(str, constants))})\n"
 
 
+# The least __CUDA_ARCH__ for which prelude.cu has a cast's instructions. A CPU's compiler, which does not define it, takes
+# it for 0; 1 is every GPU.
+INSTRUCTIONS_FROM = {"bf16": 800, "fp16": 1, "fp8_e4m3": 890, "fp8_e5m2": 890}
 PRELUDE = "".join([
     files("zerosim.backends.cupy").joinpath("prelude.cu").read_text("utf-8"),
-    "#ifndef __CUDA_ARCH__\n", packed_format(FORMATS["fp16"]), "#endif\n",
-    "#if __CUDA_ARCH__ < 890  // not defined is 0\n",
-    *(packed_format(FORMATS[name]) for name in ("fp8_e4m3", "fp8_e5m2")), "#endif\n"])
+    *(f"#if __CUDA_ARCH__ < {least}\n{cast_formulas(FORMATS[name])}#endif\n"
+      for name, least in INSTRUCTIONS_FROM.items())])
 
 _INTEGERS = {f"{kind}{8 * nbytes}": c_type for nbytes, c_type in ((1, "char"), (2, "short"), (4, "int"),
                                                                   (8, "long long")) for kind in ("int", "uint")}
