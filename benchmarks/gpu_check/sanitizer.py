@@ -1,8 +1,9 @@
 """Every kernel, on a small number of elements that no power of two divides, watched by compute-sanitizer.
 
 ``python -m benchmarks.gpu_check.sanitizer`` is what is watched. Each array is an allocation of its own, since inside
-CuPy's pool nothing lies outside of anything. What cuBLAS stores on an H200 initcheck does not see (2026-11-26), and
-takes for memory that nobody has written: a product is NaN before cuBLAS is called, and has to be none of it afterwards.
+CuPy's pool nothing lies outside of anything. Initcheck does not see what cuBLAS stores on an H200 (2026-11-26), and
+would report every product as memory that nobody has written. So each product's memory is filled with NaN before cuBLAS
+is called, and no NaN may be left afterwards.
 """
 
 from __future__ import annotations

@@ -311,11 +311,11 @@ def test_the_table_of_kernels_has_every_kernel_and_each_is_timed(stand_in: Any, 
 
 
 def test_a_kernels_share_is_that_of_the_copys_bandwidth(monkeypatch, stand_in: Any) -> None:
-    monkeypatch.setattr(speed, "copy_of", lambda n: n)
+    monkeypatch.setattr(speed, "copy_of", lambda n: (lambda: None))
     monkeypatch.setattr(speed, "calls", lambda kernels, n: iter([
         speed.Call("adam_step", lambda: None, 28 * n, streams=True), speed.Call("column_sum", lambda: None, 4 * n),
         speed.Call("matmul bf16", lambda: None, 6 * n, 100 * n)]))
-    monkeypatch.setattr(speed, "seconds_of", lambda call, n: 8 * n / 4e12 if call is n else 1e-3)
+    monkeypatch.setattr(speed, "seconds_of", lambda call, copy: 8 * 2**27 / 4e12 if call is copy else 1e-3)
     found = speed.all_kernels(stand_in, 1 << 27)
     assert [row["share_of_copy"] for row in found["kernels"]] == pytest.approx(
         [28 * 2**27 / 4e9, 4 * 2**27 / 4e9, 6 * 2**27 / 4e9])
