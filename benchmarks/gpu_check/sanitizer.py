@@ -46,8 +46,11 @@ def remark(ended: Ended) -> str:
         raise Wrong(f"did not end within {ended.seconds:.0f} seconds")
     summary = re.search(r"SUMMARY: (\d+) (?:error|hazard).*", said)
     if ended.code or not summary or int(summary[1]):
-        shown = [line for line in said.splitlines() if line.startswith("=========")] or said.splitlines()
-        raise Wrong(f"exit code {ended.code}: " + "\n".join([*shown[:12], summary[0] if summary else "no summary"]))
+        lines = said.splitlines()
+        shown = [line for line in lines if line.startswith("=========")][:12]
+        if ended.code not in (0, int(FOUND)) or not shown:  # the program's own error, which it says at its end
+            shown = lines[-12:]
+        raise Wrong(f"exit code {ended.code}: " + "\n".join([*shown, summary[0] if summary else "no summary"]))
     return ""
 
 

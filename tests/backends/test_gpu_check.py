@@ -446,6 +446,8 @@ def test_what_is_as_it_should_be_is_remarked_on() -> None:
     (suite.remark, {**TESTED, "exit_code": None}, "^was ended after 2 seconds; the end"),
     (sanitizer.remark, sanitized(9, "Invalid __global__ read of size 4 bytes", "ERROR SUMMARY: 1 error"),
      "exit code 9: ========= Invalid __global__ read"),
+    (sanitizer.remark, Ended(1, "========= ERROR SUMMARY: 0 errors\n", "AssertionError: cuBLAS left 3 of 9", 200.0),
+     r"^exit code 1: =.*\nAssertionError: cuBLAS left"),
     (sanitizer.remark, sanitized(0, "RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)"), "^exit code 0: "),
     (sanitizer.remark, sanitized(0, "COMPUTE-SANITIZER"), "no summary"),
     (sanitizer.remark, sanitized(None), "^did not end within 200 seconds$"),
