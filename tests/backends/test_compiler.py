@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import zerosim as zs
 from tests.backends import nvrtc, texts
 from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE
 from zerosim.backends.cupy.tracing import _plan as plan_of
-from zerosim.numerics.formats import FORMATS
 from zerosim.optim import AdamW
 
 pytestmark = [pytest.mark.slow, *([] if nvrtc.library() else [pytest.mark.skip(reason=nvrtc.MISSING)])]
@@ -61,7 +61,7 @@ def test_eight_addends_are_loaded_before_one_is_added(compiler: None) -> None:
 def test_a_thread_loads_its_elements_of_an_array_at_once_and_fewer_of_many_arrays(
         name: str, each: int, of_many: int) -> None:
     for arrays, elements in ((2, each), (9, each), (17, of_many)):
-        plan = plan_of(added, ((FORMATS[name].dtype, False, False),) * arrays, np.dtype(np.float32), True, 0)
+        plan = plan_of(added, ((zs.FORMATS[name].dtype, False, False),) * arrays, np.dtype(np.float32), True, 0)
         assert plan.per_thread == elements
         words = "v4.u16" if elements < each else "v4.f32" if name == "fp32" else "v4.u32"
         ptx = nvrtc.compiled(PRELUDE + plan.text, *OPTIONS, "-arch=compute_90").ptx
