@@ -62,7 +62,7 @@ def main() -> None:
     from benchmarks.gpu_check.speed import calls
     from zerosim.backends.cupy.kernels import CupyKernels
 
-    names, product = [], CupyKernels._gemm
+    product = CupyKernels._gemm
 
     def whole_product(kernels: CupyKernels, a: Any, b: Any, out: Any) -> None:
         out.fill(np.nan)
@@ -71,6 +71,7 @@ def main() -> None:
         assert not unwritten, f"cuBLAS left {unwritten} of {out.size} elements of a product unwritten"
 
     CupyKernels._gemm = whole_product  # type: ignore[method-assign]
+    names = []
     for call in calls(CupyKernels(), ELEMENTS):
         call.run()
         names.append(call.name)
