@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.gpu_check.report import Machine, Writer, Wrong
 from zerosim.backends.cupy.kernels import CupyKernels
-from zerosim.backends.cupy.tracing import launch, packed_format
+from zerosim.backends.cupy.tracing import cast_formulas, launch
 from zerosim.numerics.arrays import to_host, words
 from zerosim.numerics.formats import FORMATS
 
@@ -50,16 +50,7 @@ extern "C" __global__ void zs_distance(const float* x, const float* y, double* l
   largest[thread] = most; where[thread] = at;
 }
 """
-# As numerics/rounding.py has it.
-_BF16 = """
-ZS u16 zs_narrow_formula(float x) {
-  u32 word = zs_word(x);
-  u32 code = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
-  return (u16)((word & 0x7fffffffu) > 0x7f800000u ? ((word >> 16) & 0x8000u) | 0x7fc0u : code);
-}
-ZS float zs_widen_formula(u16 code) { return zs_value((u32)code << 16); }
-"""
-# Of every float32 the cast, and what is read of its code.
+# The cast of every float32, and the value of its code, both by the kernels' way and by formulas.
 _CASTS = """
 extern "C" __global__ void zs_casts(u32* wrong, u32* where, u64 t, u64 first, u64 stop) {
   u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -126,11 +117,11 @@ def all_casts(kernels: CupyKernels, name: str, spans: Sequence[tuple[int, int]] 
               threads: int = THREADS) -> dict[str, Any]:
     """The cast of every float32, or of those of some codes, to a format and back: how many are not as by the formulas,
     any NaN being any NaN, and an example."""
-    formula = _BF16 if name == "bf16" else packed_format(replace(FORMATS[name], name="formula"))
+    formulas = cast_formulas(replace(FORMATS[name], name="formula"))
     wrong, where = (kernels.empty(threads, np.uint32) for _ in range(2))
     total, example = 0, ""
     for first, stop in spans:
-        launch(formula + _CASTS.replace("NAME", name), "zs_casts", threads, [wrong, where, threads, first, stop])
+        launch(formulas + _CASTS.replace("NAME", name), "zs_casts", threads, [wrong, where, threads, first, stop])
         counts = to_host(wrong)
         if counts.any():
             total, example = total + int(counts.sum(dtype=np.int64)), f"{to_host(where)[counts.argmax()]:#010x}"

@@ -1,8 +1,9 @@
 """Every kernel, on a small number of elements that no power of two divides, watched by compute-sanitizer.
 
 ``python -m benchmarks.gpu_check.sanitizer`` is what is watched. Each array is an allocation of its own, since inside
-CuPy's pool nothing lies outside of anything. What cuBLAS stores on an H200 initcheck does not see (2026-11-26), and
-takes for memory that nobody has written: a product is NaN before cuBLAS is called, and has to be none of it afterwards.
+CuPy's pool nothing lies outside of anything. Initcheck does not see what cuBLAS stores on an H200 (2026-11-26), and
+would report every product as memory that nobody has written. So each product's memory is filled with NaN before cuBLAS
+is called, and no NaN may be left afterwards.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ def remark(ended: Ended) -> str:
         raise Wrong(f"did not end within {ended.seconds:.0f} seconds")
     summary = re.search(r"SUMMARY: (\d+) (?:error|hazard).*", said)
     if ended.code or not summary or int(summary[1]):
-        shown = [line for line in said.splitlines() if line.startswith("=========")] or said.splitlines()
-        raise Wrong(f"exit code {ended.code}: " + "\n".join([*shown[:12], summary[0] if summary else "no summary"]))
+        lines = said.splitlines()
+        shown = [line for line in lines if line.startswith("=========")][:12]
+        if ended.code not in (0, int(FOUND)) or not shown:  # the program's own error, which it says at its end
+            shown = lines[-12:]
+        raise Wrong(f"exit code {ended.code}: " + "\n".join([*shown, summary[0] if summary else "no summary"]))
     return ""
 
 
@@ -58,7 +62,7 @@ def main() -> None:
     from benchmarks.gpu_check.speed import calls
     from zerosim.backends.cupy.kernels import CupyKernels
 
-    names, product = [], CupyKernels._gemm
+    product = CupyKernels._gemm
 
     def whole_product(kernels: CupyKernels, a: Any, b: Any, out: Any) -> None:
         out.fill(np.nan)
@@ -67,6 +71,7 @@ def main() -> None:
         assert not unwritten, f"cuBLAS left {unwritten} of {out.size} elements of a product unwritten"
 
     CupyKernels._gemm = whole_product  # type: ignore[method-assign]
+    names = []
     for call in calls(CupyKernels(), ELEMENTS):
         call.run()
         names.append(call.name)

@@ -2,8 +2,8 @@
 
 One table has all kernels, each with the bytes that it must move at least (every operand once in, every result once
 out): timed here on arrays that no cache holds, run on small ones under compute-sanitizer. The best of several runs
-counts: what is asked is what a kernel can do. Copies are under way while it is called, so that the time that Python
-takes to begin it is not counted.
+counts: what is asked is what a kernel can do. The device still copies while Python launches the kernel, so that the
+time of the launch is not counted.
 
 Legend: n elements, M rows, C columns, V classes; B texts of T tokens.
 """
@@ -26,7 +26,7 @@ from zerosim.numerics.formats import FORMATS
 from zerosim.optim import AdamW
 
 ELEMENTS = 1 << 27  # 512 MiB of float32: no cache holds it
-NBYTES_EACH = 104   # of a card's memory that the largest of the table takes for each element
+NBYTES_EACH = 104   # of a card's memory for each element: the largest of the table, and 8 of the copy
 SMALLEST_SHARE = 0.85  # of the copy's bandwidth
 COMPUTE = ("fp32", "bf16", "fp16")
 COLUMNS, LONGEST = 1024, 512  # of rows; tokens of a text
@@ -99,7 +99,7 @@ def _casts(k: CupyKernels, n: int) -> Iterator[Call]:
 
 
 def _sums(k: CupyKernels, n: int) -> Iterator[Call]:
-    """A hop of a ring, a + b rounded, and a chunk of a ring of eight ranks at once."""
+    """A hop of a ring, a + b rounded, and a chunk of a ring of eight ranks at once; each array of 2n bytes."""
     for name, fmt in FORMATS.items():
         rows = [filled(k, 2 * n // fmt.dtype.itemsize + 1, name) for _ in range(9)]
         for call in ("add_rounded", "maximum_rounded", "minimum_rounded"):
@@ -217,12 +217,12 @@ def _matrices(k: CupyKernels, n: int) -> Iterator[Call]:
 # -- time ------------------------------------------------------------------------------------------------------------
 
 REPEATS, MOST_SECONDS = 20, 2.0
-AHEAD = 4  # copies, each of ELEMENTS float32: a millisecond and more
+AHEAD = 4  # copies of ELEMENTS float32, a millisecond and more: longer than Python takes to launch a kernel
 
 
 def seconds_of(call: Callable[[], object], copy: Callable[[], object]) -> float:
-    """The shortest time of a call on the current stream, behind some copies, of REPEATS or as many as MOST_SECONDS are
-    enough for, after two that are not counted."""
+    """The shortest time of a call on the current stream, each behind AHEAD copies: of REPEATS, or as many as
+    MOST_SECONDS are enough for, after two that are not counted."""
     import cupy
 
     begin, end = cupy.cuda.Event(), cupy.cuda.Event()
@@ -261,21 +261,21 @@ def elements_for(free_nbytes: int) -> int:
 def all_kernels(kernels: CupyKernels, n: int) -> dict[str, Any]:
     """The copy, and every kernel beside it: what is moved and computed, how fast, and what fraction of the copy's
     bandwidth that is. Each is printed when it is known."""
-    copies = copy_of(n)
-    copy = {"nbytes": 8 * n, "seconds": seconds_of(copies, copies)}
-    copy["bytes_per_second"] = copy["nbytes"] / copy["seconds"]
+    copy = copy_of(n)
+    copied = {"nbytes": 8 * n, "seconds": seconds_of(copy, copy)}
+    copied["bytes_per_second"] = copied["nbytes"] / copied["seconds"]
     rows = []
     for call in calls(kernels, n):
-        seconds = seconds_of(call.run, copies)
+        seconds = seconds_of(call.run, copy)
         rate, flops_per_second = call.nbytes / seconds, call.flops / seconds
-        share = rate / copy["bytes_per_second"] if call.nbytes else None
+        share = rate / copied["bytes_per_second"] if call.nbytes else None
         rows.append({"name": call.name, "nbytes": call.nbytes, "flops": call.flops, "seconds": seconds,
                      "bytes_per_second": rate, "flops_per_second": flops_per_second, "share_of_copy": share,
                      "streams": call.streams})
         said = f"    {call.name}: {1e3 * seconds:.3f} ms"
         said += f", {rate / 1e9:.0f} GB/s, {share:.0%} of the copy" if share is not None else ""
         print(said + f", {flops_per_second / 1e12:.1f} TFLOP/s" * bool(call.flops), flush=True)
-    return {"elements": n, "copy": copy, "kernels": rows, "smallest_share": SMALLEST_SHARE}
+    return {"elements": n, "copy": copied, "kernels": rows, "smallest_share": SMALLEST_SHARE}
 
 
 def remark(found: dict[str, Any]) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
+import zerosim as zs
 from tests.backends import nvrtc, texts
 from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE
 from zerosim.backends.cupy.tracing import _plan as plan_of
@@ -55,11 +57,26 @@ def test_eight_addends_are_loaded_before_one_is_added(compiler: None) -> None:
         assert ptx.partition("add.rn.f")[0].count("ld.global") >= 8, text.removeprefix(PRELUDE)
 
 
-def test_four_elements_are_loaded_at_once_and_subnormals_are_kept() -> None:
+@pytest.mark.parametrize(("name", "each", "of_many"), [("fp32", 4, 4), ("bf16", 8, 4), ("fp8_e4m3", 16, 8)])
+def test_a_thread_loads_its_elements_of_an_array_at_once_and_fewer_of_many_arrays(
+        name: str, each: int, of_many: int) -> None:
+    for arrays, elements in ((2, each), (9, each), (17, of_many)):
+        plan = plan_of(added, ((zs.FORMATS[name].dtype, False, False),) * arrays, np.dtype(np.float32), True, 0)
+        assert plan.per_thread == elements
+        words = "v4.u16" if elements < each else "v4.f32" if name == "fp32" else "v4.u32"
+        ptx = nvrtc.compiled(PRELUDE + plan.text, *OPTIONS, "-arch=compute_90").ptx
+        assert ptx.count(f"ld.global.{words}") == arrays - 1
+
+
+def added(*arrays: Any) -> None:
+    first, *rest, out = arrays
+    np.copyto(out, sum(rest, first))
+
+
+def test_subnormals_are_kept() -> None:
     """And why kernels are not compiled by cupy.RawKernel, which adds -ftz=true: of two such options the last wins."""
     kinds = ((np.dtype(np.float32), False, False),) * 4
     adam = PRELUDE + plan_of(partial(AdamW(lr=0.1).update_block, 1), kinds, np.dtype(np.float32), True, 2).text
     kept, flushed = (nvrtc.compiled(adam, *OPTIONS, *more, "-arch=compute_90").ptx for more in ((), ("-ftz=true",)))
-    assert "ld.global.v4" in kept
     assert ".ftz" not in kept
     assert ".ftz" in flushed

@@ -164,7 +164,7 @@ def test_a_rank_that_has_finished_hears_of_a_failure_that_comes_while_it_sleeps(
     assert_refused(lambda: list(backend.drive([lambda: None])), "gone", LookupError)
 
 
-def test_a_device_that_is_idle_since_the_thread_that_listens_has_ended_its_calls_is_no_end_of_a_run() -> None:
+def test_a_run_has_not_ended_well_where_the_device_is_idle_because_the_listener_has_aborted() -> None:
     """That thread reads the last words, and aborts, while the program's thread asks whether the device is idle."""
     failed = replace(Failed.of(LookupError("gone"), 1), drained=True)
     channel = Scripted((1, Finished({}, ())), (2, Finished({}, ())), (1, failed), (2, failed), (1, Value(None)),

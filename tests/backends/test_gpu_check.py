@@ -265,8 +265,7 @@ def test_casts_are_compared_with_the_formula_and_those_of_another_format_differ(
     odd = ("ZS CODE zs_narrow_formula(float x) { return zs_narrow_NAME(x) ^ 1u; }"
            "ZS float zs_widen_formula(CODE code) { return zs_widen_NAME(code ^ 1u); }")
     odd = odd.replace("CODE", f"u{zs.FORMATS[name].bits}").replace("NAME", name)
-    monkeypatch.setattr(exhaustive, "_BF16", odd)
-    monkeypatch.setattr(exhaustive, "packed_format", lambda _: odd)
+    monkeypatch.setattr(exhaustive, "cast_formulas", lambda _: odd)
     found = exhaustive.all_casts(stand_in, name, [(0x3F800000, 0x3F800007), (0x7F800001, 0x7F800003)], threads=3)
     assert (found["wrong"], found["example"]) == (7, "0x3f800006")
     assert_refused(lambda: exhaustive.remark_on_casts(found), (
@@ -312,11 +311,11 @@ def test_the_table_of_kernels_has_every_kernel_and_each_is_timed(stand_in: Any, 
 
 
 def test_a_kernels_share_is_that_of_the_copys_bandwidth(monkeypatch, stand_in: Any) -> None:
-    monkeypatch.setattr(speed, "copy_of", lambda n: n)
+    monkeypatch.setattr(speed, "copy_of", lambda n: (lambda: None))
     monkeypatch.setattr(speed, "calls", lambda kernels, n: iter([
         speed.Call("adam_step", lambda: None, 28 * n, streams=True), speed.Call("column_sum", lambda: None, 4 * n),
         speed.Call("matmul bf16", lambda: None, 6 * n, 100 * n)]))
-    monkeypatch.setattr(speed, "seconds_of", lambda call, n: 8 * n / 4e12 if call is n else 1e-3)
+    monkeypatch.setattr(speed, "seconds_of", lambda call, copy: 8 * 2**27 / 4e12 if call is copy else 1e-3)
     found = speed.all_kernels(stand_in, 1 << 27)
     assert [row["share_of_copy"] for row in found["kernels"]] == pytest.approx(
         [28 * 2**27 / 4e9, 4 * 2**27 / 4e9, 6 * 2**27 / 4e9])
@@ -447,6 +446,8 @@ def test_what_is_as_it_should_be_is_remarked_on() -> None:
     (suite.remark, {**TESTED, "exit_code": None}, "^was ended after 2 seconds; the end"),
     (sanitizer.remark, sanitized(9, "Invalid __global__ read of size 4 bytes", "ERROR SUMMARY: 1 error"),
      "exit code 9: ========= Invalid __global__ read"),
+    (sanitizer.remark, Ended(1, "========= ERROR SUMMARY: 0 errors\n", "AssertionError: cuBLAS left 3 of 9", 200.0),
+     r"^exit code 1: =.*\nAssertionError: cuBLAS left"),
     (sanitizer.remark, sanitized(0, "RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)"), "^exit code 0: "),
     (sanitizer.remark, sanitized(0, "COMPUTE-SANITIZER"), "no summary"),
     (sanitizer.remark, sanitized(None), "^did not end within 200 seconds$"),

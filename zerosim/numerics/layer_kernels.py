@@ -809,10 +809,10 @@ def _total(log_sum: Array, picked: Array, targets: Tokens, columns: int) -> floa
     """The sum of the losses of rows with a target, in float64: that of each block first, then of the blocks."""
     kept, step = np.flatnonzero(targets >= 0), max(1, BLOCK // max(1, columns))
     losses = np.subtract(log_sum[kept], picked[kept], dtype=np.float64)
-    if step > 1:
+    if step > 1:  # else a block is a row, and its sum that row's loss
         begins = np.searchsorted(kept, range(0, len(targets) + step, step))
         losses = np.array([np.add.reduce(losses[begin:end]) for begin, end in pairwise(begins)])
-    return float(np.add.accumulate(losses)[-1]) if losses.size else 0.0
+    return float(np.add.accumulate(losses)[-1]) if losses.size else 0.0  # one after the other, as no reduce adds
 
 
 def softmax_loss_gradient(k: BlockKernels, logits: Array, targets: Tokens, log_sums: Array, factor: float,

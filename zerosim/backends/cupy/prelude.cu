@@ -1,9 +1,9 @@
 // The text that all kernels of GPUs begin with: formats move in and out, and every operation is rounded.
 //
 // Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and its like are never contracted into
-// fused multiply-adds, and the numbers are rounded to nearest even, subnormals included. The casts are the formulas of
-// numerics/rounding.py where a GPU has no instruction for them. A NaN stays a NaN; which of its codes it has is not
-// promised. zerosim.backends.cupy.tracing adds a line ZS_FORMAT(...) for each packed format.
+// fused multiply-adds, and the numbers are rounded to nearest even, subnormals included. A NaN stays a NaN; which of its
+// codes it has is not promised. The casts are instructions of the GPU; for one that has none, and for a CPU's compiler,
+// zerosim.backends.cupy.tracing adds a line ZS_BF16(...) or ZS_FORMAT(...), which are numerics/rounding.py's formulas.
 
 typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
 #define ZS __device__ __forceinline__
@@ -46,17 +46,12 @@ ZS float zs_odd(double x) {
 }
 ZS float zs_widen_fp32(float x) { return x; }
 ZS float zs_narrow_fp32(float x) { return x; }
-ZS float zs_widen_bf16(u16 code) { return zs_value((u32)code << 16); }
-// GPUs have instructions for casts, which round as the formulas do (PTX ISA, "cvt"); a dozen whole-number operations for
-// each element would take longer than its bytes. The formulas are what a compiler for the CPU takes.
+
+// Casts by instructions, which round as the formulas do (PTX ISA, "cvt"; `zerosim gpu-check` compares them for every
+// float32): a formula's dozen whole-number operations for each element would take longer than its bytes.
 #if __CUDA_ARCH__ >= 800
+ZS float zs_widen_bf16(u16 code) { return zs_value((u32)code << 16); }
 ZS u16 zs_narrow_bf16(float x) { u16 code; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(code) : "f"(x)); return code; }
-#else
-ZS u16 zs_narrow_bf16(float x) {
-  u32 word = zs_word(x);
-  u32 code = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
-  return (u16)((word & 0x7fffffffu) > 0x7f800000u ? ((word >> 16) & 0x8000u) | 0x7fc0u : code);
-}
 #endif
 #ifdef __CUDA_ARCH__
 ZS float zs_widen_fp16(u16 code) {
@@ -67,7 +62,8 @@ ZS u16 zs_narrow_fp16(float x) { u16 code; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(c
 ZS float zs_widen_fp8_e5m2(u8 code) { return zs_widen_fp16((u16)(code << 8)); }
 ZS float zs_widen_fp8_e4m3(u8 code) {
   u32 two; asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"((u16)code)); return zs_widen_fp16((u16)two); }
-// The instruction stops at the largest number; what rounds beyond it is infinite, or NaN in a format without infinity.
+// The instruction stops at the largest number. What rounds beyond it (`overflow_from` of numerics/formats.py; a tie is
+// rounded to the even code, which e4m3 has and e5m2 has not) is infinite, or NaN in a format without infinity.
 #define ZS_NARROW_FP8(kind, beyond, largest) \
 ZS u8 zs_narrow_fp8_##kind(float x) { \
   u16 two; asm("cvt.rn.satfinite." #kind "x2.f32 %0, %1, %2;" : "=h"(two) : "f"(0.0f), "f"(x)); \
@@ -77,7 +73,15 @@ ZS_NARROW_FP8(e4m3, > 464.0f, 0x7fu)
 ZS_NARROW_FP8(e5m2, >= 61440.0f, 0x7cu)
 #endif
 
-// The two casts of a format of fewer exponent bits than float32.
+// The two casts of bf16 by formulas: the upper half of a float32.
+#define ZS_BF16(name) \
+ZS float zs_widen_##name(u16 code) { return zs_value((u32)code << 16); } \
+ZS u16 zs_narrow_##name(float x) { \
+  u32 word = zs_word(x); \
+  u32 code = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16; \
+  return (u16)((word & 0x7fffffffu) > 0x7f800000u ? ((word >> 16) & 0x8000u) | 0x7fc0u : code); \
+}
+// The two casts by formulas of a format of fewer exponent bits than float32.
 #define ZS_FORMAT(name, code_type, all, sign_bit, sign_up, up, scale, largest, special_bits, nan, beyond, overflow, \
                   smallest_normal, lift, bias) \
 ZS float zs_widen_##name(code_type code) { \

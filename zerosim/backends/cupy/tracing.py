@@ -23,15 +23,17 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from zerosim.numerics.arrays import contiguous, is_same_memory, may_share_memory, start, words
 from zerosim.numerics.formats import FORMATS, Format
 
-# -- The text that all kernels begin with: prelude.cu, and the casts of each packed format -----------------------------
+# -- The text that all kernels begin with: prelude.cu, and casts by formulas where a GPU has no instruction ------------
 
 # No fused multiply-add, no flushing of subnormals, divisions and roots rounded correctly: NVRTC's defaults but the
 # first, and written down all the same.
 OPTIONS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++14")
 
 
-def packed_format(fmt: Format) -> str:
-    """The two casts of a format of fewer exponent bits than float32: a line that names ZS_FORMAT's constants."""
+def cast_formulas(fmt: Format) -> str:
+    """The two casts of a format by formulas: a line that calls ZS_BF16, or ZS_FORMAT with the format's constants."""
+    if fmt.exponent_bits == FORMATS["fp32"].exponent_bits:
+        return f"ZS_BF16({fmt.name})\n"
     p, bits = fmt.mantissa_bits, fmt.bits
     magnitude = (1 << (bits - 1)) - 1
     infinity = ((1 << fmt.exponent_bits) - 1) << p
@@ -46,11 +48,13 @@ def packed_format(fmt: Format) -> str:
     return f"ZS_FORMAT({', '.join(map(str, constants))})\n"
 
 
+# The least __CUDA_ARCH__ for which prelude.cu has a cast's instructions. A CPU's compiler, which does not define it,
+# takes it for 0; from 1 on it is a GPU's.
+INSTRUCTIONS_FROM = {"bf16": 800, "fp16": 1, "fp8_e4m3": 890, "fp8_e5m2": 890}
 PRELUDE = "".join([
     files("zerosim.backends.cupy").joinpath("prelude.cu").read_text("utf-8"),
-    "#ifndef __CUDA_ARCH__\n", packed_format(FORMATS["fp16"]), "#endif\n",
-    "#if __CUDA_ARCH__ < 890  // not defined is 0\n",
-    *(packed_format(FORMATS[name]) for name in ("fp8_e4m3", "fp8_e5m2")), "#endif\n"])
+    *(f"#if __CUDA_ARCH__ < {least}\n{cast_formulas(FORMATS[name])}#endif\n"
+      for name, least in INSTRUCTIONS_FROM.items())])
 
 _INTEGERS = {f"{kind}{8 * nbytes}": c_type for nbytes, c_type in ((1, "char"), (2, "short"), (4, "int"),
                                                                   (8, "long long")) for kind in ("int", "uint")}
@@ -229,9 +233,9 @@ def _refuse(what: str) -> NoReturn:
 
 
 # -- Launches: each operand read once, each result written once --------------------------------------------------------
-# A thread takes neighboring elements of every array, as many as make 16 bytes of the widest type, in one access of
-# each, so that a kernel is as fast as the memory: what it computes between a load and a store costs nothing beside
-# them.
+# A thread takes neighboring elements of every array, as many as make 16 bytes of the widest type (or half as many,
+# where the arrays are many), in one access of each, so that a kernel is as fast as the memory: what it computes between
+# a load and a store costs nothing beside them.
 #
 # An operand that has fewer than n elements is *spread*: each of its elements stands for `every` ones that follow one
 # another (a number per row), or all of them come again after `cycle` ones (a number per column).
@@ -239,8 +243,8 @@ def _refuse(what: str) -> NoReturn:
 
 Array = Any  # cupy.ndarray
 THREADS = 256  # of a block
-ACCESS_NBYTES = 16  # that a thread loads or stores at once, at most
-HELD_NBYTES = 160  # of elements that a thread holds at once
+ACCESS_NBYTES = 16  # that one instruction loads or stores at most (PTX ISA, "ld": v4.b32)
+HELD_NBYTES = 160  # 40 registers for more than 4 elements of each array: enough for 16 bytes of each of 9, not of 17
 SHORT = 2**31  # elements up to which an index has 32 bits
 
 
@@ -343,8 +347,8 @@ def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dty
 
 
 def elements_per_thread(kinds: Sequence[Kind]) -> int:
-    """As many as one access has of the widest type that is not spread, or half, where the arrays are so many that a
-    thread's registers would not hold them."""
+    """As many as one access has of the widest type that is not spread; half as many, but no fewer than 4, where
+    those of all arrays are more than HELD_NBYTES."""
     sizes = [dtype.itemsize for dtype, every, cycle in kinds if not every and not cycle]
     each = ACCESS_NBYTES // max(sizes)
     return each if each <= 4 or each * sum(sizes) <= HELD_NBYTES else each // 2
@@ -352,7 +356,11 @@ def elements_per_thread(kinds: Sequence[Kind]) -> int:
 
 def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scratch: list[str],
           index: str, each: int) -> tuple[str, str]:  # fmt: skip
-    """The kernel's text, and its name, which says what it does and nothing else of the call."""
+    """The kernel's text, and its name, which says what it does and nothing else of the call.
+
+    In it are, by number: a, arrays; q, periods of spread ones; p, numbers; f, a thread's groups of the others; x, one
+    element of each at rest; v, the same as it is computed with; s, scratch; t, the tape's variables.
+    """
     work = storage_of(tape.work)
     parameters, arrays, lines, loads, stores = [], [], [], [], []
     for i, ((dtype, every, cycle), (read, written)) in enumerate(operands):

@@ -68,8 +68,8 @@ class Communicators:
     def abort(self) -> None:
         """Ends what is under way; the next run makes new communicators."""
         communicators, self.made = self.each(), {}
-        # In one group, which sets the sign to stop for all before it gives back the memory of one. One after the other
-        # would wait for ever: CUDA gives memory back when the device is idle, and a kernel of the next one is not.
+        # In one group, which tells the kernels of all to stop before it frees the memory of any. Without it an H200
+        # hung (2026-11-26): CUDA frees memory when the device is idle, and a kernel of the next communicator ran.
         with suppress(Exception), self.nccl.group():  # an error has brought us here, and that one is to be raised
             for communicator in communicators:
                 with suppress(Exception):

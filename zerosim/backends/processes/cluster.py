@@ -171,7 +171,7 @@ class ProcessBackend(Backend):
                     except StopIteration as error:  # which this generator must not let through
                         raise RuntimeError(STOP_ITERATION) from error
                     self._check_going()
-                    if self.transport.needs_listener:  # which says what the device waits for, as the program may not
+                    if self.transport.needs_listener:  # the device may still wait, and the listener says for whom
                         self._until(self.transport.idle)
                     ending.enter_context(self.interrupts)  # a rank that has said Finished must not fail
                     self._say(control.Finished(self.issued, tuple(self.recent)))
@@ -256,7 +256,8 @@ class ProcessBackend(Backend):
     def _until(self, done: Callable[[], bool], waiting: Callable[[], control.Waiting] | None = None) -> None:
         """Takes turns until ``done()``; a rank that waits for long says for what, and looks for a verdict.
 
-        What is done by then may be so because the thread that listens has heard of a failure, and ended it.
+        Raises what another rank raised, where ``done()`` holds only because the thread that listens has heard of a
+        failure and has aborted what was under way.
         """
         moved_at, idle = time.monotonic(), 0
         while not done():

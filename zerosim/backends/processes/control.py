@@ -190,7 +190,7 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The program has returned; ``calls`` are its last collectives."""
+    """The program has returned, and its device is idle where a thread listens; ``calls`` are its last collectives."""
 
     issued: Counts
     calls: tuple[MadeCall, ...] = ()
