@@ -24,6 +24,7 @@ from tests.ranks import data
 from zerosim.backends.cupy import kernels as gpus_own
 from zerosim.models import rotary
 from zerosim.numerics import arrays, random
+from zerosim.numerics.blockwise import PerRow
 from zerosim.optim import SGD, AdamW
 from zerosim.zero.micro_batch_order import sum_of_squares
 
@@ -167,6 +168,17 @@ def test_operators_masks_and_clips_are_numpys(kernels: Any) -> None:
 
     x = np.concatenate([normal(9995, "fp32"), np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40], np.float32)])
     both(kernels, lambda k, x, y: k.elementwise(function, x, out=y), x, np.zeros_like(x))
+
+
+@pytest.mark.parametrize("grid", [None, FLOATS["bf16"]])
+def test_a_second_result_has_no_grid_and_its_type_and_that_of_numbers_of_rows_widen_nothing(
+        kernels: Any, grid: np.dtype[Any] | None) -> None:
+    def function(x: Any, scale: Any, result: Any, second: Any) -> None:
+        np.divide(x, scale, out=second)
+        np.multiply(x, scale, out=result)
+
+    both(kernels, lambda k, x, scale, out, also: k.apply(function, [x, PerRow(scale)], out, grid=grid, also=also),
+         normal((37, 11), "fp32"), normal(37, "fp64"), zeros((37, 11), "fp32"), zeros((37, 11), "fp64"), written=(2, 3))
 
 
 def test_numpys_float64_scalars_widen_the_operation_as_in_numpy(kernels: Any) -> None:
