@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -184,6 +185,16 @@ def test_a_rank_has_finished_when_its_device_has_and_not_when_its_program_has() 
     list(backend_of(channel, links).drive([lambda: None]))
     assert said_then[:4] == [False] * 4
     assert channel.sent == [Finished({}, ()), Value(None)]
+
+
+def test_an_error_of_the_library_while_the_device_waits_is_that_of_the_rank_that_it_is_about() -> None:
+    """A rank that fails aborts its communicators, and NCCL may tell the others before the channel does."""
+    failed = replace(Failed.of(LookupError("gone"), 1), drained=True)
+    channel = Scripted((1, failed), (2, failed), (1, Value(None)), (2, Value(None)))
+    links = hub.Transport()
+    links.needs_listener, links.over, links.errors = True, list, (ConnectionError,)
+    links.idle = Mock(side_effect=ConnectionError("a peer was aborted"))  # type: ignore[method-assign]
+    assert_refused(lambda: list(backend_of(channel, links).drive([lambda: None])), "gone", LookupError)
 
 
 def test_a_rank_that_waits_for_the_end_of_a_run_says_nothing_that_the_next_run_could_hear() -> None:
