@@ -165,6 +165,7 @@ def test_operators_masks_and_clips_are_numpys(kernels: Any) -> None:
         y /= np.square(x) + 1e-3
         np.copyto(y, 7.0, where=x >= 1.5)
         np.copyto(y, np.abs(x), where=x < -1.5)
+        np.copyto(y, x, where=False)
 
     x = np.concatenate([normal(9995, "fp32"), np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40], np.float32)])
     both(kernels, lambda k, x, y: k.elementwise(function, x, out=y), x, np.zeros_like(x))

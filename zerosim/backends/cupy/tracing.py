@@ -192,9 +192,10 @@ class Symbol(NDArrayOperatorsMixin):
 
     def tape_copy(self, out: Symbol, x: Any, where: Mask | bool = True) -> None:
         """out = x where the mask says so."""
-        value = self.tape.operand(x)
-        chosen = f"{where.expression} ? {value} : {self.tape.operand(out)}" if isinstance(where, Mask) else value
-        self.tape.assign(out, chosen)
+        if isinstance(where, Mask):
+            self.tape.assign(out, f"{where.expression} ? {self.tape.operand(x)} : {self.tape.operand(out)}")
+        elif where:
+            self.tape.assign(out, self.tape.operand(x))
 
     def __setitem__(self, key: object, value: Any) -> None:
         if key not in (..., slice(None)):
