@@ -188,8 +188,9 @@ def test_numpys_float64_scalars_widen_the_operation_as_in_numpy(kernels: Any) ->
     def function(x: Any, result: Any) -> None:
         np.multiply(x, factor, out=result, casting="same_kind") if isinstance(x, np.ndarray) else np.multiply(
             x, factor, out=result)
+        np.copyto(result, 7.0, where=x > factor)
 
-    x = chance("fp32", 999)
+    x = np.append(chance("fp32", 999), np.float32(factor))  # which is larger
     both(kernels, lambda k, x, out: k.elementwise(function, x, out=out), x, np.zeros_like(x))
 
 

@@ -118,12 +118,12 @@ class TracingTape:
 
     def operation(self, name: str, operands: tuple[Any, ...], target: Symbol | None) -> Symbol:
         """target, or a new variable, = one rounded operation."""
-        wide = any(self._widens(operand) for operand in operands)
+        wide = any(self.widens(operand) for operand in operands)
         written = ", ".join(f"(double){self.operand(x, wide)}" if wide else self.operand(x, wide) for x in operands)
         cast = f"({storage_of(self.work)})" if wide else ""
         return self.assign(self.fresh() if target is None else target, f"{cast}zs_{name}({written})")
 
-    def _widens(self, operand: Any) -> bool:
+    def widens(self, operand: Any) -> bool:
         """True where NumPy would compute in float64 for this number's sake, as it does for its own float64 scalars."""
         return isinstance(operand, np.generic | np.ndarray) and np.result_type(self.work, operand.dtype) != self.work
 
@@ -176,7 +176,8 @@ class Symbol(NDArrayOperatorsMixin):
             _refuse(f"np.{name}" + ("" if method == "__call__" else f".{method}"))
         if name in OPERATIONS:
             return self.tape.operation(name, inputs, out[0])
-        answer, (left, right) = self.tape.fresh(), map(self.tape.operand, inputs)
+        answer, wide = self.tape.fresh(), any(map(self.tape.widens, inputs))
+        left, right = (self.tape.operand(x, wide) for x in inputs)
         self.tape.assign(answer, f"{left} {COMPARISONS[name]} {right}")
         return Mask(f"({answer.name} != 0)")
 
