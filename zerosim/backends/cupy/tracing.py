@@ -118,7 +118,11 @@ class TracingTape:
 
     def operation(self, name: str, operands: tuple[Any, ...], target: Symbol | None) -> Symbol:
         """target, or a new variable, = one rounded operation."""
-        wide = any(self.widens(operand) for operand in operands)
+        wide = any(map(self.widens, operands))
+        if wide and target is None:
+            raise ValueError(f"np.{name} of a block of {self.work.name} and a NumPy scalar of a wider type needs out=: "
+                             "NumPy would make a block of float64, and a CUDA kernel computes in one type; name "
+                             "one, or take float(scalar)")
         written = ", ".join(f"(double){self.operand(x, wide)}" if wide else self.operand(x, wide) for x in operands)
         cast = f"({storage_of(self.work)})" if wide else ""
         return self.assign(self.fresh() if target is None else target, f"{cast}zs_{name}({written})")
