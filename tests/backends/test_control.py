@@ -4,6 +4,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -179,11 +180,21 @@ def test_a_device_that_is_idle_since_the_thread_that_listens_has_ended_its_calls
 def test_a_rank_has_finished_when_its_device_has_and_not_when_its_program_has() -> None:
     """As long as the device waits for another rank, the thread that listens says for what."""
     channel = Scripted(*[(rank, message) for message in (Finished({}, ()), Value(None)) for rank in (1, 2)])
-    links, said_then = hub.Transport(), list[bool]()
+    links, said_then, alone = hub.Transport(), list[bool](), list[bool]()
     links.needs_listener, links.over = True, list
-    links.idle = lambda: said_then.append(bool(channel.sent)) or len(said_then) > 3  # type: ignore[method-assign]
-    list(backend_of(channel, links).drive([lambda: None]))
+    backend = backend_of(channel, links)
+
+    def idle() -> bool:
+        with ThreadPoolExecutor(1) as listener:  # which may not abort now
+            taken = listener.submit(lambda: backend.lock.acquire(False) and not backend.lock.release())
+        alone.append(not taken.result())
+        said_then.append(bool(channel.sent))
+        return len(said_then) > 3
+
+    links.idle = idle  # type: ignore[method-assign]
+    list(backend.drive([lambda: None]))
     assert said_then[:4] == [False] * 4
+    assert all(alone)
     assert channel.sent == [Finished({}, ()), Value(None)]
 
 

@@ -139,9 +139,10 @@ class ProcessBackend(Backend):
 
     def _idle(self) -> bool:
         """True when the device is; the library's error may be about another rank's failure, and comes before its
-        message."""
+        message. Meanwhile the thread that listens does not abort what is asked."""
         try:
-            return self.transport.idle()
+            with self.lock:
+                return self.transport.idle()
         except self.transport.errors as error:
             self._await_cause(error)
 
