@@ -198,6 +198,7 @@ def test_strided_and_overlapping_arrays_are_read_before_they_are_written(kernels
     def shifted(k: Any, x: Any) -> None:
         k.add_rounded(x[:-1], x[1:], x[1:])
         k.cast_pack(x[:-3], x[3:])
+        k.cast_pack(x[27:57], x[13:73:2])
 
     def strided(k: Any, x: Any) -> None:
         square = x[:4096].reshape(64, 64)
