@@ -23,8 +23,7 @@ from tests.cases import chosen
 from tests.ranks import data
 from zerosim.backends.cupy import kernels as gpus_own
 from zerosim.models import rotary
-from zerosim.numerics import arrays, random
-from zerosim.numerics.blockwise import PerRow
+from zerosim.numerics import arrays, blockwise, random
 from zerosim.optim import SGD, AdamW
 from zerosim.zero.micro_batch_order import sum_of_squares
 
@@ -178,7 +177,8 @@ def test_a_second_result_has_no_grid_and_its_type_and_that_of_numbers_of_rows_wi
         np.divide(x, scale, out=second)
         np.multiply(x, scale, out=result)
 
-    both(kernels, lambda k, x, scale, out, also: k.apply(function, [x, PerRow(scale)], out, grid=grid, also=also),
+    both(kernels, lambda k, x, scale, out, also: k.apply(
+        function, [x, blockwise.PerRow(scale)], out, grid=grid, also=also),
          normal((37, 11), "fp32"), normal(37, "fp64"), zeros((37, 11), "fp32"), zeros((37, 11), "fp64"), written=(2, 3))
 
 
