@@ -4,10 +4,12 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -178,12 +180,32 @@ def test_a_run_has_not_ended_well_where_the_device_is_idle_because_the_listener_
 def test_a_rank_has_finished_when_its_device_has_and_not_when_its_program_has() -> None:
     """As long as the device waits for another rank, the thread that listens says for what."""
     channel = Scripted(*[(rank, message) for message in (Finished({}, ()), Value(None)) for rank in (1, 2)])
-    links, said_then = hub.Transport(), list[bool]()
+    links, said_then, alone = hub.Transport(), list[bool](), list[bool]()
     links.needs_listener, links.over = True, list
-    links.idle = lambda: said_then.append(bool(channel.sent)) or len(said_then) > 3  # type: ignore[method-assign]
-    list(backend_of(channel, links).drive([lambda: None]))
+    backend = backend_of(channel, links)
+
+    def idle() -> bool:
+        with ThreadPoolExecutor(1) as listener:  # which may not abort now
+            taken = listener.submit(lambda: backend.lock.acquire(False) and not backend.lock.release())
+        alone.append(not taken.result())
+        said_then.append(bool(channel.sent))
+        return len(said_then) > 3
+
+    links.idle = idle  # type: ignore[method-assign]
+    list(backend.drive([lambda: None]))
     assert said_then[:4] == [False] * 4
+    assert all(alone)
     assert channel.sent == [Finished({}, ()), Value(None)]
+
+
+def test_an_error_of_the_library_while_the_device_waits_is_that_of_the_rank_that_it_is_about() -> None:
+    """A rank that fails aborts its communicators, and NCCL may tell the others before the channel does."""
+    failed = replace(Failed.of(LookupError("gone"), 1), drained=True)
+    channel = Scripted((1, failed), (2, failed), (1, Value(None)), (2, Value(None)))
+    links = hub.Transport()
+    links.needs_listener, links.over, links.errors = True, list, (ConnectionError,)
+    links.idle = Mock(side_effect=ConnectionError("a peer was aborted"))  # type: ignore[method-assign]
+    assert_refused(lambda: list(backend_of(channel, links).drive([lambda: None])), "gone", LookupError)
 
 
 def test_a_rank_that_waits_for_the_end_of_a_run_says_nothing_that_the_next_run_could_hear() -> None:

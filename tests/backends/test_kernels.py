@@ -23,7 +23,7 @@ from tests.cases import chosen
 from tests.ranks import data
 from zerosim.backends.cupy import kernels as gpus_own
 from zerosim.models import rotary
-from zerosim.numerics import arrays, random
+from zerosim.numerics import arrays, blockwise, random
 from zerosim.optim import SGD, AdamW
 from zerosim.zero.micro_batch_order import sum_of_squares
 
@@ -164,9 +164,22 @@ def test_operators_masks_and_clips_are_numpys(kernels: Any) -> None:
         y /= np.square(x) + 1e-3
         np.copyto(y, 7.0, where=x >= 1.5)
         np.copyto(y, np.abs(x), where=x < -1.5)
+        np.copyto(y, x, where=False)
 
     x = np.concatenate([normal(9995, "fp32"), np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40], np.float32)])
     both(kernels, lambda k, x, y: k.elementwise(function, x, out=y), x, np.zeros_like(x))
+
+
+@pytest.mark.parametrize("grid", [None, FLOATS["bf16"]])
+def test_a_second_result_has_no_grid_and_its_type_and_that_of_numbers_of_rows_widen_nothing(
+        kernels: Any, grid: np.dtype[Any] | None) -> None:
+    def function(x: Any, scale: Any, result: Any, second: Any) -> None:
+        np.divide(x, scale, out=second)
+        np.multiply(x, scale, out=result)
+
+    both(kernels, lambda k, x, scale, out, also: k.apply(
+        function, [x, blockwise.PerRow(scale)], out, grid=grid, also=also),
+         normal((37, 11), "fp32"), normal(37, "fp64"), zeros((37, 11), "fp32"), zeros((37, 11), "fp64"), written=(2, 3))
 
 
 def test_numpys_float64_scalars_widen_the_operation_as_in_numpy(kernels: Any) -> None:
@@ -175,8 +188,9 @@ def test_numpys_float64_scalars_widen_the_operation_as_in_numpy(kernels: Any) ->
     def function(x: Any, result: Any) -> None:
         np.multiply(x, factor, out=result, casting="same_kind") if isinstance(x, np.ndarray) else np.multiply(
             x, factor, out=result)
+        np.copyto(result, 7.0, where=x > factor)
 
-    x = chance("fp32", 999)
+    x = np.append(chance("fp32", 999), np.float32(factor))  # which is larger
     both(kernels, lambda k, x, out: k.elementwise(function, x, out=out), x, np.zeros_like(x))
 
 
@@ -184,6 +198,7 @@ def test_strided_and_overlapping_arrays_are_read_before_they_are_written(kernels
     def shifted(k: Any, x: Any) -> None:
         k.add_rounded(x[:-1], x[1:], x[1:])
         k.cast_pack(x[:-3], x[3:])
+        k.cast_pack(x[27:57], x[13:73:2])
 
     def strided(k: Any, x: Any) -> None:
         square = x[:4096].reshape(64, 64)

@@ -153,6 +153,7 @@ OF_A_TRACE = [
     (lambda x, y: np.sin(x, out=y), r"np.sin, which cannot be written into one CUDA kernel"),
     (lambda x, y: np.add.reduce(x), r"np.add.reduce"),
     (lambda x, y: np.where(x > 0, x, y), r"np.where"),
+    (lambda x, y: np.add(x * np.float64(0.1), x, out=y), r"np.multiply of a block of float32 .* needs out="),
     (lambda x, y: 1 if x > 0 else 2, r"whether a comparison"),
     (lambda x, y: 1 if x else 2, r"whether a block is true"),
     (lambda x, y: x.sum(), r"has no sum", AttributeError),

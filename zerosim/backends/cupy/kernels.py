@@ -195,13 +195,13 @@ class CupyKernels(NumpyKernels):
         rest = [x for x in inputs if not isinstance(x, int | float)]
         if len(rest) < len(inputs):
             function = partial(_with_numbers, function, numbers)
-        if grid is not None:
-            function = partial(_on_grid, function, grid)
         outs = [out] if also is None else [out, also]
+        if grid is not None:
+            function = partial(_on_grid, function, grid, -len(outs))
         with ExitStack() as stack:
             rows = [stack.enter_context(self._row(one, f"gaps {i}")) for i, one in enumerate(outs)]
             operands = [*[_operand(x, out, rows[0]) for x in rest], *map(Operand, rows)]
-            run_fused(function, operands, work or work_type(*[operand.array for operand in operands]))
+            run_fused(function, operands, work or work_type(*[x for x in (*rest, out) if on_device(x)]))
 
     @contextmanager
     def _row(self, out: Array, name: str = "gaps") -> Iterator[Array]:
@@ -509,10 +509,10 @@ def _with_numbers(function: Callable[..., object], numbers: tuple[float | None, 
     function(*[next(rest) if number is None else number for number in numbers], *rest)
 
 
-def _on_grid(function: Callable[..., object], grid: np.dtype[Any], *blocks: Any) -> None:
-    """The function, its result rounded to the type's grid."""
+def _on_grid(function: Callable[..., object], grid: np.dtype[Any], place: int, *blocks: Any) -> None:
+    """The function, its result, which is in this place, rounded to the type's grid."""
     function(*blocks)
-    blocks[-1].tape.rounded(blocks[-1], grid)
+    blocks[place].tape.rounded(blocks[place], grid)
 
 
 def _operand(x: Array | PerRow | PerColumn, out: Array, row: Array) -> Operand:

@@ -122,12 +122,16 @@ class TracingTape:
 
     def operation(self, name: str, operands: tuple[Any, ...], target: Symbol | None) -> Symbol:
         """target, or a new variable, = one rounded operation."""
-        wide = any(self._widens(operand) for operand in operands)
+        wide = any(map(self.widens, operands))
+        if wide and target is None:
+            raise ValueError(f"np.{name} of a block of {self.work.name} and a NumPy scalar of a wider type needs out=: "
+                             "NumPy would make a block of float64, and a CUDA kernel computes in one type; name "
+                             "one, or take float(scalar)")
         written = ", ".join(f"(double){self.operand(x, wide)}" if wide else self.operand(x, wide) for x in operands)
         cast = f"({storage_of(self.work)})" if wide else ""
         return self.assign(self.fresh() if target is None else target, f"{cast}zs_{name}({written})")
 
-    def _widens(self, operand: Any) -> bool:
+    def widens(self, operand: Any) -> bool:
         """True where NumPy would compute in float64 for this number's sake, as it does for its own float64 scalars."""
         return isinstance(operand, np.generic | np.ndarray) and np.result_type(self.work, operand.dtype) != self.work
 
@@ -180,7 +184,8 @@ class Symbol(NDArrayOperatorsMixin):
             _refuse(f"np.{name}" + ("" if method == "__call__" else f".{method}"))
         if name in OPERATIONS:
             return self.tape.operation(name, inputs, out[0])
-        answer, (left, right) = self.tape.fresh(), map(self.tape.operand, inputs)
+        answer, wide = self.tape.fresh(), any(map(self.tape.widens, inputs))
+        left, right = (self.tape.operand(x, wide) for x in inputs)
         self.tape.assign(answer, f"{left} {COMPARISONS[name]} {right}")
         return Mask(f"({answer.name} != 0)")
 
@@ -196,9 +201,10 @@ class Symbol(NDArrayOperatorsMixin):
 
     def tape_copy(self, out: Symbol, x: Any, where: Mask | bool = True) -> None:
         """out = x where the mask says so."""
-        value = self.tape.operand(x)
-        chosen = f"{where.expression} ? {value} : {self.tape.operand(out)}" if isinstance(where, Mask) else value
-        self.tape.assign(out, chosen)
+        if isinstance(where, Mask):
+            self.tape.assign(out, f"{where.expression} ? {self.tape.operand(x)} : {self.tape.operand(out)}")
+        elif where:
+            self.tape.assign(out, self.tape.operand(x))
 
     def __setitem__(self, key: object, value: Any) -> None:
         if key not in (..., slice(None)):

@@ -137,6 +137,15 @@ class ProcessBackend(Backend):
             time.sleep(POLL_SECONDS)
         raise error
 
+    def _idle(self) -> bool:
+        """True when the device is; the library's error may be about another rank's failure, and comes before its
+        message. Meanwhile the thread that listens does not abort what is asked."""
+        try:
+            with self.lock:
+                return self.transport.idle()
+        except self.transport.errors as error:
+            self._await_cause(error)
+
     def _rendezvous(self, key: GroupKey, group_id: bytes) -> dict[int, bytes]:
         """Waits until each rank of a group has said that it is here; returns what each gave as the group's id."""
         for rank in key[0]:
@@ -172,14 +181,14 @@ class ProcessBackend(Backend):
                         raise RuntimeError(STOP_ITERATION) from error
                     self._check_going()
                     if self.transport.needs_listener:  # the device may still wait, and the listener says for whom
-                        self._until(self.transport.idle)
+                        self._until(self._idle)
                     ending.enter_context(self.interrupts)  # a rank that has said Finished must not fail
                     self._say(control.Finished(self.issued, tuple(self.recent)))
                     self._until(lambda: len(self.endings) == self.channel.size)
                     unlike = control.unmet(self._finished)  # a library takes small messages that nobody has asked for
                     if unlike is not None:
                         raise unlike
-                    self._until(self.transport.idle)
+                    self._until(self._idle)
             except BaseException as failure:
                 ending.enter_context(self.interrupts)
                 raised = self._raised(failure)
