@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -807,12 +806,15 @@ def softmax_loss(k: BlockKernels, logits: Array, targets: Tokens, log_sums: Arra
 
 def _total(log_sum: Array, picked: Array, targets: Tokens, columns: int) -> float:
     """The sum of the losses of rows with a target, in float64: that of each block first, then of the blocks."""
-    kept, step = np.flatnonzero(targets >= 0), max(1, BLOCK // max(1, columns))
-    losses = np.subtract(log_sum[kept], picked[kept], dtype=np.float64)
-    if step > 1:  # else a block is a row, and its sum that row's loss
-        begins = np.searchsorted(kept, range(0, len(targets) + step, step))
-        losses = np.array([np.add.reduce(losses[begin:end]) for begin, end in pairwise(begins)])
-    return float(np.add.accumulate(losses)[-1]) if losses.size else 0.0  # one after the other, as no reduce adds
+    total, step = 0.0, max(1, BLOCK // max(1, columns))
+    for rows in [slice(0, len(log_sum))] if step == 1 else spans(len(log_sum), step):
+        here = rows.start + np.flatnonzero(targets[rows] >= 0)
+        losses = np.subtract(log_sum[here], picked[here], dtype=np.float64)
+        if step > 1:
+            total += float(np.add.reduce(losses))
+        elif losses.size:  # each row is a block, and a GPU has all rows at once: their sum without a loop of Python
+            total += float(np.add.accumulate(losses)[-1])
+    return total
 
 
 def softmax_loss_gradient(k: BlockKernels, logits: Array, targets: Tokens, log_sums: Array, factor: float,
