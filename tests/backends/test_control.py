@@ -3,13 +3,12 @@
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -166,23 +165,32 @@ def test_a_rank_that_has_finished_hears_of_a_failure_that_comes_while_it_sleeps(
     assert_refused(lambda: list(backend.drive([lambda: None])), "gone", LookupError)
 
 
+class Device(hub.Transport):
+    """A function says whether the device is idle; with a thread that listens, or without."""
+
+    def __init__(self, idle: Callable[[], bool], *, listens: bool = True) -> None:
+        self._idle, self.needs_listener, self.errors = idle, listens, (ConnectionError,)
+
+    def idle(self) -> bool:
+        return self._idle()
+
+    def over(self) -> list[int]:
+        return []
+
+
 def test_a_run_has_not_ended_well_where_the_device_is_idle_because_the_listener_has_aborted() -> None:
     """That thread reads the last words, and aborts, while the program's thread asks whether the device is idle."""
     failed = replace(Failed.of(LookupError("gone"), 1), drained=True)
     channel = Scripted((1, Finished({}, ())), (2, Finished({}, ())), (1, failed), (2, failed), (1, Value(None)),
                        (2, Value(None)))
-    links = hub.Transport()
-    backend = backend_of(channel, links)
-    links.idle = lambda: backend._read() or backend._read() or True  # type: ignore[method-assign]
+    backend = backend_of(channel, Device(lambda: bool(backend._read() or backend._read() or True), listens=False))
     assert_refused(lambda: list(backend.drive([lambda: None])), "gone", LookupError)
 
 
 def test_a_rank_has_finished_when_its_device_has_and_not_when_its_program_has() -> None:
     """As long as the device waits for another rank, the thread that listens says for what."""
     channel = Scripted(*[(rank, message) for message in (Finished({}, ()), Value(None)) for rank in (1, 2)])
-    links, said_then, alone = hub.Transport(), list[bool](), list[bool]()
-    links.needs_listener, links.over = True, list
-    backend = backend_of(channel, links)
+    said_then, alone = list[bool](), list[bool]()
 
     def idle() -> bool:
         with ThreadPoolExecutor(1) as listener:  # which may not abort now
@@ -191,7 +199,7 @@ def test_a_rank_has_finished_when_its_device_has_and_not_when_its_program_has() 
         said_then.append(bool(channel.sent))
         return len(said_then) > 3
 
-    links.idle = idle  # type: ignore[method-assign]
+    backend = backend_of(channel, Device(idle))
     list(backend.drive([lambda: None]))
     assert said_then[:4] == [False] * 4
     assert all(alone)
@@ -202,10 +210,11 @@ def test_an_error_of_the_library_while_the_device_waits_is_that_of_the_rank_that
     """A rank that fails aborts its communicators, and NCCL may tell the others before the channel does."""
     failed = replace(Failed.of(LookupError("gone"), 1), drained=True)
     channel = Scripted((1, failed), (2, failed), (1, Value(None)), (2, Value(None)))
-    links = hub.Transport()
-    links.needs_listener, links.over, links.errors = True, list, (ConnectionError,)
-    links.idle = Mock(side_effect=ConnectionError("a peer was aborted"))  # type: ignore[method-assign]
-    assert_refused(lambda: list(backend_of(channel, links).drive([lambda: None])), "gone", LookupError)
+
+    def idle() -> bool:
+        raise ConnectionError("a peer was aborted")
+
+    assert_refused(lambda: list(backend_of(channel, Device(idle)).drive([lambda: None])), "gone", LookupError)
 
 
 def test_a_rank_that_waits_for_the_end_of_a_run_says_nothing_that_the_next_run_could_hear() -> None:

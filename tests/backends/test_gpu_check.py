@@ -257,7 +257,7 @@ def test_errors_of_functions_are_measured_as_numpy_measures_them(stand_in: Any, 
 
 
 @pytest.mark.parametrize("name", [name for name in zs.FORMATS if name != "fp32"])
-def test_casts_are_compared_with_the_formula_and_those_of_another_format_differ(
+def test_casts_are_compared_with_the_formula_and_every_one_that_differs_is_counted(
         stand_in: Any, name: str, monkeypatch) -> None:
     count = sum(stop - first for first, stop in CODES)
     found = exhaustive.all_casts(stand_in, name, CODES, threads=100)
