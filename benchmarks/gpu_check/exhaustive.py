@@ -1,5 +1,5 @@
-"""Arithmetic over all inputs: exp, log, tanh and the casts of every float32, and the sum of every pair of fp16 and of
-bf16 codes.
+"""Arithmetic over all inputs: exp, log, tanh and the casts of every float32, the sum of every pair of codes of a narrow
+format, and in fp8, where two are computed at once, also extremes and a sum that is rounded in between.
 
 The kernels compute as in a training. Functions are compared on the card with CUDA's in float64, whose own error is at
 most 2 ULP of float64 (CUDA C++ Programming Guide, "Mathematical Functions"), 4e-9 of float32's. Casts, which are
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,9 +78,10 @@ def check_exhaustive(report: Writer, machine: Machine) -> None:
         if name != "fp32":
             report.check(f"every float32 to {name}", lambda name=name: all_casts(CupyKernels(), name),
                          remark=remark_on_casts)
-    for name in ("fp16", "bf16"):
-        report.check(f"every sum of two {name}", lambda name=name: all_pairs(CupyKernels(), name),
-                     remark=remark_on_sums)
+    for name, fmt in FORMATS.items():
+        for made in MADE_OF_TWO if fmt.bits == 8 else ["a + b"] if fmt.bits == 16 else []:
+            report.check(f"every {made} in {name}", partial(all_pairs, CupyKernels(), name, made),
+                         remark=remark_on_pairs)
 
 
 def distance(kernels: CupyKernels, name: str, x: Any, y: Any, threads: int = THREADS) -> tuple[float, float]:
@@ -136,32 +138,45 @@ def remark_on_casts(found: dict[str, Any]) -> str:
     return f"{found['casts']:,} casts, the formula's bits"
 
 
-def all_pairs(kernels: CupyKernels, name: str, left: Iterable[int] = range(1 << 16)) -> dict[str, Any]:
-    """The sum of every code, or of some codes, with every code: how many are wrong, any NaN being any NaN, and an
+# What is made of every pair: by the kernels from arrays, and in float32, of which the result is rounded to the format.
+MADE_OF_TWO: dict[str, tuple[Callable[..., None], Callable[..., Any]]] = {
+    "a + b": (CupyKernels.add_rounded, lambda a, b, rounded: a + b),
+    "(a + b) + b": (lambda k, a, b, out: k.sum_rounded([a, b, b], out), lambda a, b, rounded: rounded(a + b) + b),
+    "max(a, b)": (CupyKernels.maximum_rounded,
+                  lambda a, b, _: np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b))),
+    "min(a, b)": (CupyKernels.minimum_rounded,
+                  lambda a, b, _: np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b)))}
+
+
+def all_pairs(kernels: CupyKernels, name: str, made: str, left: Iterable[int] | None = None) -> dict[str, Any]:
+    """What is made of every code, or of some codes, with every code: how many are wrong, any NaN being any NaN, and an
     example."""
-    dtype, wrong, seen, example = FORMATS[name].dtype, 0, 0, ""
-    codes = np.arange(1 << 16, dtype=np.uint16)
+    fmt, (run, exact), seen, wrong, example = FORMATS[name], MADE_OF_TWO[made], 0, 0, ""
+    dtype = fmt.dtype
+    codes = np.arange(1 << fmt.bits, dtype=f"u{dtype.itemsize}")
     numbers = codes.view(dtype).astype(np.float32)
     is_nan = np.isnan(numbers)
-    a, b, total = (kernels.empty(codes.size, dtype) for _ in range(3))
+    a, b, result = (kernels.empty(codes.size, dtype) for _ in range(3))
     words(b).set(codes)
-    for code in left:
-        words(a).fill(code)
-        kernels.add_rounded(a, b, total)
-        found = to_host(words(total))
+    for code in codes if left is None else left:
+        words(a).fill(int(code))
+        run(kernels, a, b, result)
+        found = to_host(words(result))
         with np.errstate(all="ignore"):
-            right = (numbers[code] + numbers).astype(dtype).view(np.uint16)
+            right = exact(numbers[code], numbers, lambda x: x.astype(dtype).astype(np.float32))
+            right = right.astype(dtype).view(codes.dtype)
         differs = found != right
         differs[differs] = ~(is_nan[found[differs]] & is_nan[right[differs]])
         if differs.any() and not example:
             at = int(differs.argmax())
-            example = (f"{code:#06x} + {at:#06x} is {found[at]:#06x} and should be {right[at]:#06x}")
+            example = "codes {} and {} make {} and should make {}".format(
+                *(f"{x:#0{fmt.bits // 4 + 2}x}" for x in (code, at, found[at], right[at])))
         wrong, seen = wrong + int(differs.sum()), seen + codes.size
     return {"pairs": seen, "wrong": wrong, "example": example}
 
 
-def remark_on_sums(found: dict[str, Any]) -> str:
+def remark_on_pairs(found: dict[str, Any]) -> str:
     """The number of pairs; a single wrong bit is Wrong."""
     if found["wrong"]:
-        raise Wrong(f"{found['wrong']:,} of {found['pairs']:,} sums are wrong: {found['example']}")
+        raise Wrong(f"{found['wrong']:,} of {found['pairs']:,} results are wrong: {found['example']}")
     return f"{found['pairs']:,} pairs, every bit right"

@@ -68,6 +68,16 @@ def test_a_thread_loads_its_elements_of_an_array_at_once_and_fewer_of_many_array
         assert ptx.count(f"ld.global.{words}") == arrays - 1
 
 
+def test_two_elements_of_fp8_are_added_and_compared_by_one_instruction(compiler: None) -> None:
+    """One by one, the sum of eight would take longer than its bytes."""
+    found = [nvrtc.compiled(text, *OPTIONS, "-arch=compute_90").ptx for text in texts.launched().texts
+             if "v0 = zs_widen2_" in text]
+    assert {kind for ptx in found for kind in ("e4m3x2", "e5m2x2") if kind in ptx} == {"e4m3x2", "e5m2x2"}
+    for instruction in ("add.rn", "max.NaN", "min.NaN"):
+        assert any(f"{instruction}.f16x2" in ptx for ptx in found)
+    assert not any(".f32" in ptx for ptx in found)
+
+
 def added(*arrays: Any) -> None:
     first, *rest, out = arrays
     np.copyto(out, sum(rest, first))

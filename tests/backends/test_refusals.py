@@ -30,6 +30,7 @@ from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.backends.nccl.adapter import NCCL, load
 from zerosim.backends.nccl.cluster import Card, check_cards, together
 from zerosim.backends.processes.cluster import OwnResult
+from zerosim.numerics.blockwise import PerRow
 
 
 def cupy_that_finds(count: Any = 1, *, version: str = "14.2.0", built: int = 12090, driver: int = 13000) -> Any:
@@ -91,6 +92,13 @@ def inf_in_a_matrix() -> None:
     kernels.symmetric_power(a, -0.25, 1e-4, a)
 
 
+def two_at_once(given: np.ndarray, spread: bool) -> None:
+    """A number of fp8 for each row, or an array of another type, in float16."""
+    kernels = CupyKernels()
+    x, out = kernels.uploaded(given), kernels.empty((2, 3), ml_dtypes.float8_e5m2)
+    kernels.apply(np.add, [out, PerRow(x) if spread else x], out, np.dtype(np.float16))
+
+
 def of_two_kinds(rank: zs.Rank, call: str) -> None:
     """One rank brings an array on its device, or one of two arrays lies on the host."""
     here = np.ones(4, np.float32)
@@ -148,7 +156,11 @@ OF_TWO_GPUS = [
     (lambda: zs.NCCLCluster(3, share_devices=True).run(reducing, "all_reduce", "ring", np.float32), "duplicate GPU",
      fake_nccl.NcclError),  # NCCL's last word
     (lambda: zs.CuPyCluster(1).run(on_the_host), r"a NumPy array \(4,\) of type float32.*rank\.xp\.asarray"),
-    (inf_in_a_matrix, r"symmetric_power found inf or NaN in a matrix \(12, 12\)")]
+    (inf_in_a_matrix, r"symmetric_power found inf or NaN in a matrix \(12, 12\)"),
+    *((partial(two_at_once, *given), "float16 computes two neighboring elements of fp8 at once; it was asked for arrays "
+                                     f"of float8_e5m2, {said}, float8_e5m2; compute in float32") for *given, said in (
+        (np.ones((2, 3), np.float16), False, "float16"),
+        (np.ones(2, ml_dtypes.float8_e5m2), True, "float8_e5m2, spread")))]
 OF_A_TRACE = [
     (lambda x, y: np.sin(x, out=y), r"np.sin, which cannot be written into one CUDA kernel"),
     (lambda x, y: np.add.reduce(x), r"np.add.reduce"),

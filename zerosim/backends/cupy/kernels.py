@@ -297,13 +297,13 @@ class CupyKernels(NumpyKernels):
     # --- one operation per element --------------------------------------------------------------------------
 
     def _add(self, a: Any, b: Any, out: Any) -> None:
-        self.apply(np.add, [a, b], out, None if is_floating(out.dtype) else out.dtype)
+        self.apply(np.add, [a, b], out, _sum_type(out.dtype))
 
     def _extremum(self, ufunc: np.ufunc, a: Any, b: Any, out: Any) -> None:
-        self.apply(partial(_extreme, ufunc), [a, b], out, None if is_floating(out.dtype) else out.dtype)
+        self.apply(partial(_extreme, ufunc), [a, b], out, _sum_type(out.dtype))
 
     def _sum(self, addends: Sequence[Any], out: Any) -> None:
-        work = None if is_floating(out.dtype) else out.dtype
+        work = _sum_type(out.dtype)
         total = out if len(addends) <= AT_ONCE else self.room("sum", out.shape, out.dtype)
         self.apply(partial(_added, out.dtype), addends[:AT_ONCE], total, work)
         for first in range(AT_ONCE, len(addends), AT_ONCE - 1):
@@ -466,6 +466,14 @@ class CupyKernels(NumpyKernels):
 
 
 # -- Functions of elements, and how they are bound ---------------------------------------------------------------------
+
+
+def _sum_type(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The type that sums and extremes of arrays of this type are computed in; None: float32, or float64 for its own.
+    fp8 is computed in fp16, two elements at once, with float32's bits (see Half2 in prelude.cu)."""
+    if not is_floating(dtype):
+        return dtype
+    return FP16 if dtype.itemsize == 1 else None
 
 
 def _copy(x: Any, result: Any) -> None:

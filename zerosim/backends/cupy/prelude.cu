@@ -73,6 +73,54 @@ ZS_NARROW_FP8(e4m3, > 464.0f, 0x7fu)
 ZS_NARROW_FP8(e5m2, >= 61440.0f, 0x7cu)
 #endif
 
+// Two neighboring numbers, computed with at once; their codes are one u16. In fp16, which has more than twice the bits of
+// fp8 and two, so that what is rounded to fp8 next has the bits of one rounding (S. Figueroa, "When is double rounding
+// innocuous?", 1995). One by one, in float32, the sum of eight numbers of fp8 takes longer than their bytes.
+#if __CUDA_ARCH__ >= 890
+struct Half2 { u32 both; };
+#define ZS_HALF2(name, instruction) ZS Half2 name(Half2 a, Half2 b) { \
+  Half2 found; asm(instruction ".f16x2 %0, %1, %2;" : "=r"(found.both) : "r"(a.both), "r"(b.both)); return found; }
+ZS_HALF2(zs_add, "add.rn")
+ZS_HALF2(zs_maximum, "max.NaN")
+ZS_HALF2(zs_minimum, "min.NaN")
+#define ZS_HALF2_CASTS(kind) \
+ZS Half2 zs_widen2_fp8_##kind(u16 codes) { \
+  Half2 x; asm("cvt.rn.f16x2." #kind "x2 %0, %1;" : "=r"(x.both) : "h"(codes)); return x; } \
+ZS u16 zs_saturated2_##kind(u32 both) { \
+  u16 codes; asm("cvt.rn.satfinite." #kind "x2.f16x2 %0, %1;" : "=h"(codes) : "r"(both)); return codes; }
+ZS_HALF2_CASTS(e4m3)
+ZS_HALF2_CASTS(e5m2)
+#define ZS_BEYOND2(type, x, bound) /* |x| > bound, for each of the two */ \
+  u32 beyond; asm("{ .reg .b32 size; abs.f16x2 size, %1; set.gt." type ".f16x2 %0, size, %2; }" \
+                  : "=r"(beyond) : "r"(x.both), "r"(bound));
+ZS u16 zs_narrow2_fp8_e4m3(Half2 x) {
+  ZS_BEYOND2("u32", x, 0x5f405f40u)  // 464; all bits of fp16 are a NaN's
+  return zs_saturated2_e4m3(x.both | beyond);
+}
+ZS Half2 zs_round2_fp8_e4m3(Half2 x) { return zs_widen2_fp8_e4m3(zs_narrow2_fp8_e4m3(x)); }
+ZS Half2 zs_round2_fp8_e5m2(Half2 x) {
+  ZS_BEYOND2("f16x2", x, 0x7b7f7b7fu)  // 61408, the last before 61440; 1 or 0, and twice the largest is infinite
+  Half2 y = zs_widen2_fp8_e5m2(zs_saturated2_e5m2(x.both));
+  asm("fma.rn.f16x2 %0, %0, %1, %0;" : "+r"(y.both) : "r"(beyond));
+  return y;
+}
+ZS u16 zs_narrow2_fp8_e5m2(Half2 x) { return (u16)__byte_perm(zs_round2_fp8_e5m2(x).both, 0, 0x31); }  // upper bytes
+#else  // by formulas, in float32
+struct Half2 { float first, second; };
+#define ZS_HALF2(name) ZS Half2 name(Half2 a, Half2 b) { return {name(a.first, b.first), name(a.second, b.second)}; }
+ZS_HALF2(zs_add)
+ZS_HALF2(zs_maximum)
+ZS_HALF2(zs_minimum)
+#define ZS_HALF2_CASTS(name) \
+ZS float zs_widen_##name(u8 code); \
+ZS u8 zs_narrow_##name(float x); \
+ZS Half2 zs_widen2_##name(u16 codes) { return {zs_widen_##name((u8)codes), zs_widen_##name((u8)(codes >> 8))}; } \
+ZS u16 zs_narrow2_##name(Half2 x) { return (u16)(zs_narrow_##name(x.first) | zs_narrow_##name(x.second) << 8); } \
+ZS Half2 zs_round2_##name(Half2 x) { return zs_widen2_##name(zs_narrow2_##name(x)); }
+ZS_HALF2_CASTS(fp8_e4m3)
+ZS_HALF2_CASTS(fp8_e5m2)
+#endif
+
 // The two casts of bf16 by formulas: the upper half of a float32.
 #define ZS_BF16(name) \
 ZS float zs_widen_##name(u16 code) { return zs_value((u32)code << 16); } \

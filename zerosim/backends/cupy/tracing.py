@@ -71,9 +71,20 @@ def storage_of(dtype: np.dtype[Any]) -> str:
     return {"float64": "double", "float32": "float"}.get(dtype.name, f"u{8 * dtype.itemsize}")
 
 
+FP16 = FORMATS["fp16"].dtype
+
+
+@cache
+def computed_in(work: np.dtype[Any]) -> str:
+    """The C type of values that are computed with; fp16 is for two elements of fp8 at once, whose codes are one u16."""
+    return "Half2" if work == FP16 else storage_of(work)
+
+
 @cache
 def widened(expression: str, dtype: np.dtype[Any], work: np.dtype[Any]) -> str:
     """An element at rest as a C expression of the type that is computed in."""
+    if work == FP16:
+        return f"zs_widen2_{_NAMES[dtype]}({expression})"
     if dtype == work or dtype not in _NAMES:
         return f"({storage_of(work)}){expression}"
     return f"({storage_of(work)})zs_widen_{_NAMES[dtype]}({expression})"
@@ -82,6 +93,8 @@ def widened(expression: str, dtype: np.dtype[Any], work: np.dtype[Any]) -> str:
 @cache
 def narrowed(expression: str, work: np.dtype[Any], dtype: np.dtype[Any]) -> str:
     """A computed value as a C expression of what is to rest: rounded once."""
+    if work == FP16:
+        return f"zs_narrow2_{_NAMES[dtype]}({expression})"
     if dtype == work or dtype not in _NAMES:
         return f"({storage_of(dtype)}){expression}"
     if work == np.float64:
@@ -111,7 +124,7 @@ class TracingTape:
     def fresh(self) -> Symbol:
         """A new variable."""
         name = f"t{len(self.lines)}"
-        self.lines.append(f"{storage_of(self.work)} {name};")
+        self.lines.append(f"{computed_in(self.work)} {name};")
         return Symbol(self, name)
 
     def assign(self, target: Symbol, expression: str) -> Symbol:
@@ -151,7 +164,9 @@ class TracingTape:
 
     def rounded(self, x: Symbol, dtype: np.dtype[Any]) -> None:
         """x becomes the nearest number of a narrower format."""
-        self.assign(x, widened(narrowed(self.operand(x), self.work, dtype), dtype, self.work))
+        name = self.operand(x)
+        self.assign(x, f"zs_round2_{_NAMES[dtype]}({name})" if self.work == FP16 else
+                    widened(narrowed(name, self.work, dtype), dtype, self.work))
 
 
 class Mask:
@@ -315,7 +330,11 @@ def launch_typed(text: str, name: str, threads: int, arguments: Sequence[Any], *
 def run_fused(function: Callable[..., object], operands: Sequence[Operand], work: np.dtype[Any],
               scratch: int = 0) -> None:  # fmt: skip
     """function(*operands, *scratch) for every element, each of n or spread, with so many scratch variables. What the
-    function assigns to is written, and what it takes before it assigns to it is read."""
+    function assigns to is written, and what it takes before it assigns to it is read.
+
+    work: float64, float32, a whole number's type; or float16 for fp8, none spread, of which two elements are computed
+    at once.
+    """
     count = operands[-1].array.size
     kinds = tuple((o.array.dtype, bool(o.every), bool(o.cycle)) for o in operands)
     plan = _planned(function, kinds, work, count < SHORT, scratch)
@@ -343,6 +362,10 @@ class LaunchPlan:
 def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
           scratch: int) -> LaunchPlan:  # fmt: skip
     """Traces the function; operands and scratch as for `run_fused`."""
+    if work == FP16 and any(dtype.itemsize > 1 or every or cycle for dtype, every, cycle in kinds):
+        raise ValueError("float16 computes two neighboring elements of fp8 at once; it was asked for arrays of "
+                         f"{', '.join(dtype.name + ', spread' * (every or cycle) for dtype, every, cycle in kinds)}; "
+                         "compute in float32")
     tape = TracingTape(work)
     names, spare = [f"v{i}" for i in range(len(kinds))], [f"s{i}" for i in range(scratch)]
     function(*(Symbol(tape, name) for name in names + spare))
@@ -364,31 +387,37 @@ def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scr
           index: str, each: int) -> tuple[str, str]:  # fmt: skip
     """The kernel's text, and its name, which says what it does and nothing else of the call.
 
-    In it are, by number: a, arrays; q, periods of spread ones; p, numbers; f, a thread's groups of the others; x, one
-    element of each at rest; v, the same as it is computed with; s, scratch; t, the tape's variables.
+    In it are, by number: a, arrays; q, periods of spread ones; p, numbers; g, a thread's group of the others, e, one
+    element alone; x, what is computed at once, at rest; v, the same as it is computed with; s, scratch; t, the tape's
+    variables.
     """
-    work = storage_of(tape.work)
-    parameters, arrays, lines, loads, stores = [], [], [], [], []
+    work, at_once = computed_in(tape.work), 2 if tape.work == FP16 else 1
+    parameters, arrays, lines = [], [], []
+    loads, stores = ({"g": list[str](), "e": list[str]()} for _ in range(2))
     for i, ((dtype, every, cycle), (read, written)) in enumerate(operands):
-        rest, group = f"{'' if written else 'const '}{storage_of(dtype)}", f"Group<{storage_of(dtype)}, {each}>"
-        parameters.append(f"{rest}* a{i}")
-        value = f"x{i}"
+        const, value = "" if written else "const ", f"x{i}"
+        parameters.append(f"{const}{storage_of(dtype)}* a{i}")
         if every or cycle:
             value = f"a{i}[at {'/' if every else '%'} q{i}]"
         else:
-            arrays.append((f"{rest}& x{i}", f"f{i}.at[j]", f"a{i}[at]"))
-            place = f"*reinterpret_cast<{'' if written else 'const '}{group}*>(a{i} + first)"
-            loads.append(f"{group} f{i}" + (f" = {place};" if read else ";"))
-            stores += [f"{place} = f{i};"] * written
-        lines.append(f"{work} v{i} = {widened(value, dtype, tape.work) if read else 0};")
-    lines += [f"{work} {name} = 0;" for name in scratch] + tape.lines
+            rest = storage_of(dtype) if at_once == 1 else f"u{8 * at_once * dtype.itemsize}"
+            group = f"Group<{rest}, {each // at_once}>"
+            arrays.append((f"{const}{rest}& x{i}", f"g{i}.at[j]", f"e{i}"))
+            for name, held, place in (("g", group, f"*reinterpret_cast<{const}{group}*>(a{i} + first)"),
+                                      ("e", rest, f"a{i}[at]")):
+                loads[name].append(f"{held} {name}{i}" + (f" = {place};" if read else ";"))
+                stores[name] += [f"{place} = {name}{i};"] * written
+        lines.append(f"{work} v{i}" + (f" = {widened(value, dtype, tape.work)};" if read else "{};"))
+    lines += [f"{work} {name}{{}};" for name in scratch] + tape.lines
     lines += [f"x{i} = {narrowed(f'v{i}', tape.work, dtype)};" for i, ((dtype, *_), (_, written)) in enumerate(operands)
               if written]
     parameters += [f"{index} q{i}" for i, ((_, every, cycle), _) in enumerate(operands) if every or cycle]
     parameters += [f"{storage_of(number.dtype)} p{i}" for i, number in enumerate(tape.numbers)]
     elements, grouped, single = (", ".join(words) for words in zip(*arrays, strict=True))
-    body = _BODY.format(index=index, each=each, elements=elements, grouped=grouped, single=single,
-                        lines="\n    ".join(lines), loads="\n    ".join(loads), stores="\n    ".join(stores))
+    body = _BODY.format(
+        index=index, each=each, at_once=at_once, elements=elements, grouped=grouped, single=single,
+        lines="\n    ".join(lines), **{f"{step}_{name}": "\n    ".join(text) for step, texts in (
+            ("load", loads), ("store", stores)) for name, text in texts.items()})
     name = f"zs_{blake2b((body + ', '.join(parameters)).encode(), digest_size=8).hexdigest()}"
     return f'extern "C" __global__ void {name}({", ".join([*parameters, f"{index} n", "int aligned"])}){body}', name
 
@@ -398,16 +427,18 @@ _BODY = """
 {{
   {index} first = ((({index})blockIdx.x) * blockDim.x + threadIdx.x) * {each};
   if (first >= n) return;
-  auto element = [&]({index} at, {elements}) {{
+  auto compute = [&]({index} at, {elements}) {{
     {lines}
   }};
   if (aligned && n - first >= {each}) {{
-    {loads}
+    {load_g}
     #pragma unroll
-    for (int j = 0; j < {each}; ++j) element(first + j, {grouped});
-    {stores}
-  }} else {{
-    for ({index} at = first; at < n && at - first < {each}; ++at) element(at, {single});
+    for (int j = 0; j < {each} / {at_once}; ++j) compute(first + j * {at_once}, {grouped});
+    {store_g}
+  }} else for ({index} at = first; at < n && at - first < {each}; ++at) {{
+    {load_e}
+    compute(at, {single});
+    {store_e}
   }}
 }}
 """
