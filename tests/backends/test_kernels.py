@@ -170,6 +170,22 @@ def test_operators_masks_and_clips_are_numpys(kernels: Any) -> None:
     both(kernels, lambda k, x, y: k.elementwise(function, x, out=y), x, np.zeros_like(x))
 
 
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_numbers_of_rows_and_of_columns_are_taken_where_they_belong(kernels: Any, name: str) -> None:
+    """Rows that end in and between the elements that a thread takes at once, and shorter ones than these."""
+    def function(x: Any, of_row: Any, w: Any, of_two: Any, result: Any) -> None:
+        np.subtract(x, of_row, out=result)
+        result *= w
+        result += of_two
+
+    for columns in (1, 2, 3, 4, 7, 8, 9, 16, 31):
+        shape = (3, 2, columns)
+        both(kernels, lambda k, x, a, w, b, out: k.apply(
+            function, [x, blockwise.PerRow(a), blockwise.PerColumn(w), blockwise.PerColumn(b)], out),
+             normal(shape, name), normal((3, 2), "fp32", 1), normal(columns, name, 2), normal((2, columns), "fp32", 3),
+             zeros(shape, name), case=columns)
+
+
 @pytest.mark.parametrize("grid", [None, FLOATS["bf16"]])
 def test_a_second_result_has_no_grid_and_its_type_and_that_of_numbers_of_rows_widen_nothing(
         kernels: Any, grid: np.dtype[Any] | None) -> None:

@@ -620,8 +620,9 @@ def rotate(k: BlockKernels, x: Array, heads: int, frequencies: tuple[float, ...]
         of_heads = [k.room(name, points[0, rows].shape, work) for name in ("cosines", "sines")]
         for table, part in zip(of_heads, tables, strict=True):
             table[...] = part[rows, None]
-        for sequence in points[:, rows]:
-            k.apply(_turned, [sequence, sequence[:, :, ::-1], *of_heads], sequence, work, with_scratch=True)
+        for some in k.row_blocks(points[:, rows]):
+            here = points[some, rows]
+            k.apply(_turned, [here, here[..., ::-1, :], *map(PerColumn, of_heads)], here, work, with_scratch=True)
 
 
 @cache

@@ -259,7 +259,8 @@ def _refuse(what: str) -> NoReturn:
 # a load and a store costs nothing beside them.
 #
 # An operand that has fewer than n elements is *spread*: each of its elements stands for `every` ones that follow one
-# another (a number per row), or all of them come again after `cycle` ones (a number per column).
+# another (a number per row), or all of them come again after `cycle` ones (a number per column). Where a thread's first
+# element lies in such a period is found by one division, which takes as long as ten additions.
 
 
 Array = Any  # cupy.ndarray
@@ -336,17 +337,17 @@ def run_fused(function: Callable[..., object], operands: Sequence[Operand], work
     at once.
     """
     count = operands[-1].array.size
-    kinds = tuple((o.array.dtype, bool(o.every), bool(o.cycle)) for o in operands)
+    periods = [0, *dict.fromkeys(o.every or o.cycle for o in operands if o.is_spread)]
+    kinds = tuple((o.array.dtype, periods.index(o.every), periods.index(o.cycle)) for o in operands)
     plan = _planned(function, kinds, work, count < SHORT, scratch)
-    index = np.uint32 if count < SHORT else np.uint64
-    whole = [operand.array for operand in operands if not operand.is_spread]
-    aligned = all(start(x) % (plan.per_thread * x.dtype.itemsize) == 0 for x in whole)
-    periods = [index(operand.every or operand.cycle) for operand in operands if operand.is_spread]
-    arguments = [*(operand.array for operand in operands), *periods, *plan.numbers, index(count), np.int32(aligned)]
-    launch(plan.text, plan.name, -(-count // plan.per_thread), arguments)
+    index, each = np.uint32 if count < SHORT else np.uint64, plan.per_thread
+    grouped = min(periods[1:], default=each) >= each and all(
+        start(o.array) % (each * o.array.dtype.itemsize) == 0 for o in operands if not o.is_spread)
+    arguments = [*(o.array for o in operands), *map(index, periods[1:]), *plan.numbers, index(count), np.int32(grouped)]
+    launch(plan.text, plan.name, -(-count // each), arguments)
 
 
-Kind = tuple[np.dtype[Any], bool, bool]  # an operand's type, whether it stands for `every` so many, for a `cycle`
+Kind = tuple[np.dtype[Any], int, int]  # an operand's type; the number of its period if it is spread, `every` or `cycle`
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +365,7 @@ def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dty
     """Traces the function; operands and scratch as for `run_fused`."""
     if work == FP16 and any(dtype.itemsize > 1 or every or cycle for dtype, every, cycle in kinds):
         raise ValueError("float16 computes two neighboring elements of fp8 at once; it was asked for arrays of "
-                         f"{', '.join(dtype.name + ', spread' * (every or cycle) for dtype, every, cycle in kinds)}; "
+                         f"{', '.join(dtype.name + ', spread' * bool(every or cycle) for dtype, every, cycle in kinds)}; "
                          "compute in float32")
     tape = TracingTape(work)
     names, spare = [f"v{i}" for i in range(len(kinds))], [f"s{i}" for i in range(scratch)]
@@ -387,31 +388,38 @@ def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scr
           index: str, each: int) -> tuple[str, str]:  # fmt: skip
     """The kernel's text, and its name, which says what it does and nothing else of the call.
 
-    In it are, by number: a, arrays; q, periods of spread ones; p, numbers; g, a thread's group of the others, e, one
-    element alone; x, what is computed at once, at rest; v, the same as it is computed with; s, scratch; t, the tape's
-    variables.
+    In it are, by number: a, arrays; q, periods of spread ones, d, how many are before a thread's group, and m, where in
+    one it begins; b and c, an element that stands for many, and the next one; p, numbers; g, a thread's group of the
+    others, e, one element alone; x, what is computed at once, at rest; v, the same as it is computed with; s, scratch;
+    t, the tape's variables.
     """
     work, at_once = computed_in(tape.work), 2 if tape.work == FP16 else 1
     parameters, arrays, lines = [], [], []
-    loads, stores = ({"g": list[str](), "e": list[str]()} for _ in range(2))
+    periods = range(1, 1 + max(max(every, cycle) for (_, every, cycle), _ in operands))
+    loads, stores = {"g": [f"{index} d{q} = first / q{q}, m{q} = first - d{q} * q{q};" for q in periods],
+                     "e": list[str]()}, {"g": list[str](), "e": list[str]()}
     for i, ((dtype, every, cycle), (read, written)) in enumerate(operands):
-        const, value = "" if written else "const ", f"x{i}"
-        parameters.append(f"{const}{storage_of(dtype)}* a{i}")
-        if every or cycle:
-            value = f"a{i}[at {'/' if every else '%'} q{i}]"
+        const, rest = "" if written else "const ", storage_of(dtype)
+        parameters.append(f"{const}{rest}* a{i}")
+        if every:
+            loads["g"].append(f"{rest} b{i} = a{i}[d{every}], c{i} = a{i}[d{every} + (m{every} + {each} > q{every})];")
+            arrays.append((f"const {rest}& x{i}", f"m{every} + j < q{every} ? b{i} : c{i}", f"a{i}[at / q{every}]"))
+        elif cycle:
+            arrays.append((f"const {rest}& x{i}", f"a{i}[m{cycle} + j - (m{cycle} + j < q{cycle} ? 0 : q{cycle})]",
+                           f"a{i}[at % q{cycle}]"))
         else:
-            rest = storage_of(dtype) if at_once == 1 else f"u{8 * at_once * dtype.itemsize}"
+            rest = rest if at_once == 1 else f"u{8 * at_once * dtype.itemsize}"
             group = f"Group<{rest}, {each // at_once}>"
             arrays.append((f"{const}{rest}& x{i}", f"g{i}.at[j]", f"e{i}"))
             for name, held, place in (("g", group, f"*reinterpret_cast<{const}{group}*>(a{i} + first)"),
                                       ("e", rest, f"a{i}[at]")):
                 loads[name].append(f"{held} {name}{i}" + (f" = {place};" if read else ";"))
                 stores[name] += [f"{place} = {name}{i};"] * written
-        lines.append(f"{work} v{i}" + (f" = {widened(value, dtype, tape.work)};" if read else "{};"))
+        lines.append(f"{work} v{i}" + (f" = {widened(f'x{i}', dtype, tape.work)};" if read else "{};"))
     lines += [f"{work} {name}{{}};" for name in scratch] + tape.lines
     lines += [f"x{i} = {narrowed(f'v{i}', tape.work, dtype)};" for i, ((dtype, *_), (_, written)) in enumerate(operands)
               if written]
-    parameters += [f"{index} q{i}" for i, ((_, every, cycle), _) in enumerate(operands) if every or cycle]
+    parameters += [f"{index} q{q}" for q in periods]
     parameters += [f"{storage_of(number.dtype)} p{i}" for i, number in enumerate(tape.numbers)]
     elements, grouped, single = (", ".join(words) for words in zip(*arrays, strict=True))
     body = _BODY.format(
@@ -419,25 +427,26 @@ def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scr
         lines="\n    ".join(lines), **{f"{step}_{name}": "\n    ".join(text) for step, texts in (
             ("load", loads), ("store", stores)) for name, text in texts.items()})
     name = f"zs_{blake2b((body + ', '.join(parameters)).encode(), digest_size=8).hexdigest()}"
-    return f'extern "C" __global__ void {name}({", ".join([*parameters, f"{index} n", "int aligned"])}){body}', name
+    return f'extern "C" __global__ void {name}({", ".join([*parameters, f"{index} n", "int grouped"])}){body}', name
 
 
-# A thread's elements in one access of each array; or one by one, at the end and where an array lies askew.
+# A thread's elements in one access of each array; or one by one, at the end, where an array lies askew, and where
+# several periods begin in one group.
 _BODY = """
 {{
   {index} first = ((({index})blockIdx.x) * blockDim.x + threadIdx.x) * {each};
   if (first >= n) return;
-  auto compute = [&]({index} at, {elements}) {{
+  auto compute = [&]({elements}) {{
     {lines}
   }};
-  if (aligned && n - first >= {each}) {{
+  if (grouped && n - first >= {each}) {{
     {load_g}
     #pragma unroll
-    for (int j = 0; j < {each} / {at_once}; ++j) compute(first + j * {at_once}, {grouped});
+    for (int j = 0; j < {each} / {at_once}; ++j) compute({grouped});
     {store_g}
   }} else for ({index} at = first; at < n && at - first < {each}; ++at) {{
     {load_e}
-    compute(at, {single});
+    compute({single});
     {store_e}
   }}
 }}
