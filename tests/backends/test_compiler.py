@@ -11,7 +11,7 @@ import pytest
 
 import zerosim as zs
 from tests.backends import nvrtc, texts
-from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE
+from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE, Kind
 from zerosim.backends.cupy.tracing import _plan as plan_of
 from zerosim.optim import AdamW
 
@@ -61,7 +61,7 @@ def test_eight_addends_are_loaded_before_one_is_added(compiler: None) -> None:
 def test_a_thread_loads_its_elements_of_an_array_at_once_and_fewer_of_many_arrays(
         name: str, each: int, of_many: int) -> None:
     for arrays, elements in ((2, each), (9, each), (17, of_many)):
-        plan = plan_of(added, ((zs.FORMATS[name].dtype, False, False),) * arrays, np.dtype(np.float32), True, 0)
+        plan = plan_of(added, (Kind(zs.FORMATS[name].dtype),) * arrays, np.dtype(np.float32), True, 0)
         assert plan.per_thread == elements
         words = "v4.u16" if elements < each else "v4.f32" if name == "fp32" else "v4.u32"
         ptx = nvrtc.compiled(PRELUDE + plan.text, *OPTIONS, "-arch=compute_90").ptx
@@ -85,7 +85,7 @@ def added(*arrays: Any) -> None:
 
 def test_subnormals_are_kept() -> None:
     """And why kernels are not compiled by cupy.RawKernel, which adds -ftz=true: of two such options the last wins."""
-    kinds = ((np.dtype(np.float32), False, False),) * 4
+    kinds = (Kind(np.dtype(np.float32)),) * 4
     adam = PRELUDE + plan_of(partial(AdamW(lr=0.1).update_block, 1), kinds, np.dtype(np.float32), True, 2).text
     kept, flushed = (nvrtc.compiled(adam, *OPTIONS, *more, "-arch=compute_90").ptx for more in ((), ("-ftz=true",)))
     assert ".ftz" not in kept

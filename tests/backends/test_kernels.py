@@ -22,6 +22,7 @@ from tests.backends.gpu_order import InGpuOrder
 from tests.cases import chosen
 from tests.ranks import data
 from zerosim.backends.cupy import kernels as gpus_own
+from zerosim.backends.cupy import tracing
 from zerosim.models import rotary
 from zerosim.numerics import arrays, blockwise, random
 from zerosim.optim import SGD, AdamW
@@ -170,20 +171,36 @@ def test_operators_masks_and_clips_are_numpys(kernels: Any) -> None:
     both(kernels, lambda k, x, y: k.elementwise(function, x, out=y), x, np.zeros_like(x))
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16"])
-def test_numbers_of_rows_and_of_columns_are_taken_where_they_belong(kernels: Any, name: str) -> None:
-    """Rows that end in and between the elements that a thread takes at once, and shorter ones than these."""
+@pytest.mark.parametrize(("name", "short"), [("fp32", tracing.SHORT), ("bf16", tracing.SHORT), ("bf16", 1)])
+def test_numbers_of_rows_and_of_columns_are_taken_where_they_belong(
+        kernels: Any, name: str, short: int, monkeypatch) -> None:
+    """Rows that end in and between the elements that a thread takes at once, and shorter ones than these; and the same
+    with the indices of long arrays."""
+    monkeypatch.setattr(tracing, "SHORT", short)
+
     def function(x: Any, of_row: Any, w: Any, of_two: Any, result: Any) -> None:
         np.subtract(x, of_row, out=result)
         result *= w
         result += of_two
 
-    for columns in (1, 2, 3, 4, 7, 8, 9, 16, 31):
-        shape = (3, 2, columns)
-        both(kernels, lambda k, x, a, w, b, out: k.apply(
-            function, [x, blockwise.PerRow(a), blockwise.PerColumn(w), blockwise.PerColumn(b)], out),
-             normal(shape, name), normal((3, 2), "fp32", 1), normal(columns, name, 2), normal((2, columns), "fp32", 3),
-             zeros(shape, name), case=columns)
+    def call(k: Any, x: Any, a: Any, w: Any, b: Any, out: Any) -> None:
+        middle = x[..., w.size : 2 * w.size]
+        k.apply(function, [middle, blockwise.PerRow(a), blockwise.PerColumn(w), blockwise.PerColumn(b)], out)
+
+    for columns in (1, 2, 3, 4, 7, 8, 9, 16, 31, 32):
+        both(kernels, call, normal((3, 2, 3 * columns), name), normal((3, 2), "fp32", 1), normal(columns, name, 2),
+             normal((2, columns), "fp32", 3), zeros((3, 2, columns), name), case=columns)
+
+
+@pytest.mark.parametrize(("width", "index"), [(64, "u32"), (4096, "u64")])
+def test_indices_are_long_where_lines_reach_far_though_their_elements_are_few(
+        kernels: Any, width: int, index: str, monkeypatch) -> None:
+    launched: list[str] = []
+    monkeypatch.setattr(tracing, "SHORT", 1000)
+    monkeypatch.setattr(tracing, "launch", lambda text, *_: launched.append(text))
+    x, out = kernels.uploaded(zeros((4, width), "fp32")), kernels.empty((4, 16), np.float32)
+    kernels.multiply_rounded(x[:, 16:32], 3.0, out)
+    assert [f"{index} n" in text for text in launched] == [True]
 
 
 @pytest.mark.parametrize("grid", [None, FLOATS["bf16"]])
@@ -221,8 +238,20 @@ def test_strided_and_overlapping_arrays_are_read_before_they_are_written(kernels
         k.multiply_rounded(square.T, 3.0, square[:, ::1])
         k.add_rounded(square[:, ::2], square[:, 1::2], square[:, ::2])
 
+    def in_lines(k: Any, x: Any, y: Any) -> None:
+        """Halves of rows, some heads of many, and one of these beside what lies askew."""
+        rows, heads, askew = x.reshape(-1, 128), x.reshape(5, 2, 4, 8, 16)[:, :, 1:3], y[1:1281].reshape(10, 128)
+        k.add_rounded(rows[:, 32:64], rows[:, 64:96], rows[:, 32:64])
+        k.multiply_rounded(heads, 3.0, y[:2560].reshape(heads.shape))
+        k.multiply_rounded(rows[:10, :], 3.0, askew)
+        k.add_rounded(rows[:10, 32:64], y[1:321].reshape(10, 32), rows[:10, 96:])
+        k.add_rounded(rows[:10, 32:64], askew[:, 32:64], rows[:10, 96:])
+        k.add_rounded(rows[:1, :64], rows[:1, 64:], rows[:1, :64])
+
     for name, call in product(("fp32", "bf16", "fp8_e4m3"), (shifted, strided)):
         both(kernels, call, chance(name, 5000), case=name)
+    for name in ("fp32", "bf16", "fp8_e4m3"):
+        both(kernels, in_lines, chance(name, 5120), chance(name, 5120, 1), written=(0, 1), case=name)
 
 
 # -- sums and tests ---------------------------------------------------------------------------------------------------

@@ -44,8 +44,9 @@ from zerosim.backends.cupy.tracing import (
     as_row,
     copied,
     launch_typed,
-    row_for,
+    operand_for,
     run_fused,
+    where_it_lies,
 )
 from zerosim.numerics.arrays import (
     Scratch,
@@ -199,8 +200,9 @@ class CupyKernels(NumpyKernels):
         if grid is not None:
             function = partial(_on_grid, function, grid, -len(outs))
         with ExitStack() as stack:
-            rows = [stack.enter_context(self._row(one, f"gaps {i}")) for i, one in enumerate(outs)]
-            operands = [*[_operand(x, out, rows[0]) for x in rest], *map(Operand, rows)]
+            results = [where_it_lies(one) or Operand(stack.enter_context(self._row(one, f"gaps {i}")))
+                       for i, one in enumerate(outs)]
+            operands = [*[_operand(x, out, results[0].array) for x in rest], *results]
             run_fused(function, operands, work or work_type(*[x for x in (*rest, out) if on_device(x)]))
 
     @contextmanager
@@ -523,14 +525,14 @@ def _on_grid(function: Callable[..., object], grid: np.dtype[Any], place: int, *
     blocks[place].tape.rounded(blocks[place], grid)
 
 
-def _operand(x: Array | PerRow | PerColumn, out: Array, row: Array) -> Operand:
-    """x as an operand of a fused kernel that writes ``out`` by way of ``row``."""
+def _operand(x: Array | PerRow | PerColumn, out: Array, written: Array) -> Operand:
+    """x as an operand of a fused kernel that writes ``out``, or in its place ``written``."""
     match x:
         case PerRow(values):
             return Operand(as_row(values), every=max(1, out.shape[-1]))
         case PerColumn(values):
             return Operand(as_row(values), cycle=max(1, values.size))
-    return Operand(row_for(x, row))
+    return operand_for(x, written)
 
 
 def _lies(x: Array) -> tuple[bool, int]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from importlib.resources import files
+from itertools import pairwise
 from types import FunctionType, MethodType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -259,8 +260,9 @@ def _refuse(what: str) -> NoReturn:
 # a load and a store costs nothing beside them.
 #
 # An operand that has fewer than n elements is *spread*: each of its elements stands for `every` ones that follow one
-# another (a number per row), or all of them come again after `cycle` ones (a number per column). Where a thread's first
-# element lies in such a period is found by one division, which takes as long as ten additions.
+# another (a number per row), or all of them come again after `cycle` ones (a number per column). Others lie in one row,
+# or in *lines* of so many elements, `step` from one to the next (halves of rows). In which of these a thread begins is
+# found by one division, which takes as long as ten additions.
 
 
 Array = Any  # cupy.ndarray
@@ -272,15 +274,23 @@ SHORT = 2**31  # elements up to which an index has 32 bits
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An array of a fused kernel: contiguous, one element for each that is computed unless it is spread."""
+    """An array of a fused kernel, one element for each that is computed unless it is spread; in one row or in lines."""
 
     array: Array
     every: int = 0
     cycle: int = 0
+    line: int = 0
+    step: int = 0
 
     @property
-    def is_spread(self) -> bool:
-        return bool(self.every or self.cycle)
+    def period(self) -> int:
+        return self.every or self.cycle or self.line
+
+    def fits(self, each: int) -> bool:
+        """True where a thread may take so many elements at once: in one access, or as those of two periods."""
+        if self.every or self.cycle:
+            return self.period >= each
+        return start(self.array) % (each * self.array.dtype.itemsize) == 0
 
 
 @cache
@@ -337,17 +347,28 @@ def run_fused(function: Callable[..., object], operands: Sequence[Operand], work
     at once.
     """
     count = operands[-1].array.size
-    periods = [0, *dict.fromkeys(o.every or o.cycle for o in operands if o.is_spread)]
-    kinds = tuple((o.array.dtype, periods.index(o.every), periods.index(o.cycle)) for o in operands)
-    plan = _planned(function, kinds, work, count < SHORT, scratch)
-    index, each = np.uint32 if count < SHORT else np.uint64, plan.per_thread
-    grouped = min(periods[1:], default=each) >= each and all(
-        start(o.array) % (each * o.array.dtype.itemsize) == 0 for o in operands if not o.is_spread)
-    arguments = [*(o.array for o in operands), *map(index, periods[1:]), *plan.numbers, index(count), np.int32(grouped)]
+    short = max(count // (o.line or 1) * (o.step or 1) for o in operands) < SHORT
+    periods = list(dict.fromkeys([0, *(o.period for o in operands)]))
+    kinds = tuple(Kind(o.array.dtype, *map(periods.index, (o.every, o.cycle, o.line))) for o in operands)
+    plan = _planned(function, kinds, work, short, scratch)
+    index, each = np.uint32 if short else np.uint64, plan.per_thread
+    lengths = [*periods[1:], *(o.step - o.line for o in operands if o.line)]
+    arguments = [*(o.array for o in operands), *map(index, lengths), *plan.numbers, index(count),
+                 np.int32(all(o.fits(each) for o in operands))]
     launch(plan.text, plan.name, -(-count // each), arguments)
 
 
-Kind = tuple[np.dtype[Any], int, int]  # an operand's type; the number of its period if it is spread, `every` or `cycle`
+class Kind(NamedTuple):
+    """An operand's type, and the number of its period, from 1 on, in the place of what that is."""
+
+    dtype: np.dtype[Any]
+    every: int = 0
+    cycle: int = 0
+    line: int = 0
+
+    @property
+    def is_spread(self) -> bool:
+        return bool(self.every or self.cycle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,10 +384,10 @@ class LaunchPlan:
 def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
           scratch: int) -> LaunchPlan:  # fmt: skip
     """Traces the function; operands and scratch as for `run_fused`."""
-    if work == FP16 and any(dtype.itemsize > 1 or every or cycle for dtype, every, cycle in kinds):
+    if work == FP16 and any(kind.dtype.itemsize > 1 or kind.is_spread for kind in kinds):
         raise ValueError("float16 computes two neighboring elements of fp8 at once; it was asked for arrays of "
-                         f"{', '.join(dtype.name + ', spread' * bool(every or cycle) for dtype, every, cycle in kinds)}; "
-                         "compute in float32")
+                         f"{', '.join(kind.dtype.name + ', spread' * kind.is_spread for kind in kinds)}; compute in "
+                         "float32")
     tape = TracingTape(work)
     names, spare = [f"v{i}" for i in range(len(kinds))], [f"s{i}" for i in range(scratch)]
     function(*(Symbol(tape, name) for name in names + spare))
@@ -379,7 +400,7 @@ def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dty
 def elements_per_thread(kinds: Sequence[Kind]) -> int:
     """As many as one access has of the widest type that is not spread; half as many, but no fewer than 4, where
     those of all arrays are more than HELD_NBYTES."""
-    sizes = [dtype.itemsize for dtype, every, cycle in kinds if not every and not cycle]
+    sizes = [kind.dtype.itemsize for kind in kinds if not kind.is_spread]
     each = ACCESS_NBYTES // max(sizes)
     return each if each <= 4 or each * sum(sizes) <= HELD_NBYTES else each // 2
 
@@ -388,17 +409,17 @@ def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scr
           index: str, each: int) -> tuple[str, str]:  # fmt: skip
     """The kernel's text, and its name, which says what it does and nothing else of the call.
 
-    In it are, by number: a, arrays; q, periods of spread ones, d, how many are before a thread's group, and m, where in
-    one it begins; b and c, an element that stands for many, and the next one; p, numbers; g, a thread's group of the
-    others, e, one element alone; x, what is computed at once, at rest; v, the same as it is computed with; s, scratch;
-    t, the tape's variables.
+    In it are, by number: a, arrays; q, periods, d, how many are before a thread's group, and m, where in one it begins;
+    h, what lies between lines; b and c, an element that stands for many, and the next one; p, numbers; g, a thread's
+    group of the others, e, one element alone; x, what is computed at once, at rest; v, the same as it is computed with;
+    s, scratch; t, the tape's variables.
     """
     work, at_once = computed_in(tape.work), 2 if tape.work == FP16 else 1
     parameters, arrays, lines = [], [], []
-    periods = range(1, 1 + max(max(every, cycle) for (_, every, cycle), _ in operands))
+    periods = range(1, 1 + max(max(kind[1:]) for kind, _ in operands))
     loads, stores = {"g": [f"{index} d{q} = first / q{q}, m{q} = first - d{q} * q{q};" for q in periods],
                      "e": list[str]()}, {"g": list[str](), "e": list[str]()}
-    for i, ((dtype, every, cycle), (read, written)) in enumerate(operands):
+    for i, ((dtype, every, cycle, line), (read, written)) in enumerate(operands):
         const, rest = "" if written else "const ", storage_of(dtype)
         parameters.append(f"{const}{rest}* a{i}")
         if every:
@@ -411,8 +432,9 @@ def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scr
             rest = rest if at_once == 1 else f"u{8 * at_once * dtype.itemsize}"
             group = f"Group<{rest}, {each // at_once}>"
             arrays.append((f"{const}{rest}& x{i}", f"g{i}.at[j]", f"e{i}"))
-            for name, held, place in (("g", group, f"*reinterpret_cast<{const}{group}*>(a{i} + first)"),
-                                      ("e", rest, f"a{i}[at]")):
+            before, behind = (f" + d{line} * h{i}", f" + at / q{line} * h{i}") if line else ("", "")
+            for name, held, place in (("g", group, f"*reinterpret_cast<{const}{group}*>(a{i} + first{before})"),
+                                      ("e", rest, f"a{i}[at{behind}]")):
                 loads[name].append(f"{held} {name}{i}" + (f" = {place};" if read else ";"))
                 stores[name] += [f"{place} = {name}{i};"] * written
         lines.append(f"{work} v{i}" + (f" = {widened(f'x{i}', dtype, tape.work)};" if read else "{};"))
@@ -420,6 +442,7 @@ def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scr
     lines += [f"x{i} = {narrowed(f'v{i}', tape.work, dtype)};" for i, ((dtype, *_), (_, written)) in enumerate(operands)
               if written]
     parameters += [f"{index} q{q}" for q in periods]
+    parameters += [f"{index} h{i}" for i, (kind, _) in enumerate(operands) if kind.line]
     parameters += [f"{storage_of(number.dtype)} p{i}" for i, number in enumerate(tape.numbers)]
     elements, grouped, single = (", ".join(words) for words in zip(*arrays, strict=True))
     body = _BODY.format(
@@ -453,11 +476,28 @@ _BODY = """
 """
 
 
-def row_for(x: Array, out: Array) -> Array:
-    """x as one row that may be read while `out` is written by other threads: a copy where x is strided, or shares
-    memory with `out` without being the same elements in the same type."""
-    row = as_row(x)
-    return copied(row) if may_share_memory(row, out) and not is_same_memory(row, out) else row
+def where_it_lies(x: Array) -> Operand | None:
+    """x as an operand without a copy: in one row, or in lines that threads take in whole accesses; None elsewhere."""
+    if x.flags.c_contiguous:
+        return Operand(x.reshape(-1))
+    axes = [(count, stride) for count, stride in zip(x.shape, x.strides, strict=True) if count > 1]
+    line_nbytes = x.itemsize
+    while axes[-1][1] == line_nbytes:
+        line_nbytes *= axes.pop()[0]
+    step_nbytes = axes[-1][1]
+    even = all(stride == count * inner for (_, stride), (count, inner) in pairwise(axes))
+    if not even or step_nbytes < line_nbytes or any(n % ACCESS_NBYTES for n in (start(x), line_nbytes, step_nbytes)):
+        return None
+    return Operand(x, line=line_nbytes // x.itemsize, step=step_nbytes // x.itemsize)
+
+
+def operand_for(x: Array, out: Array) -> Operand:
+    """x as an operand that may be read while `out` is written by other threads: of a copy where it lies in neither a
+    row nor lines, or shares memory with `out` without being the same elements in the same type."""
+    found = where_it_lies(x) or Operand(as_row(x))
+    if may_share_memory(found.array, out) and not is_same_memory(found.array, out):
+        return Operand(copied(found.array).reshape(-1))
+    return found
 
 
 def as_row(x: Array) -> Array:
