@@ -3,28 +3,44 @@
 // Rest is the type of what is read, To of what is written, Work of what is computed; wide(x) and narrow(x) go between.
 // HEIGHT is the number of rows in a block.
 
-extern "C" __global__ void zs_pack(const Rest* y, u8* bits, u64 n) {
-  u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-  if (first >= n) return;
+extern "C" __global__ void zs_relu(const Rest* x, To* out, u8* bits, u64 n, int whole) {
+  ZS_EIGHT
+  Group<Rest, 8> taken = zs_eight(x, first, n, whole);
+  Group<To, 8> made;
   u32 packed = 0;
-  for (int j = 0; j < 8; ++j) packed = packed << 1 | (first + j < n && y[first + j] != 0 ? 1u : 0u);
+  for (int j = 0; j < 8; ++j) {
+    made.at[j] = narrow(zs_maximum(wide(taken.at[j]), (Work)0));
+    packed = packed << 1 | (made.at[j] != 0 ? 1u : 0u);
+  }
   bits[first / 8] = (u8)packed;
+  zs_put_eight(made, out, first, n, whole);
 }
 
-extern "C" __global__ void zs_select(const u8* bits, const Rest* x, Rest* out, u64 n) {
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) out[i] = bits[i / 8] >> (7 - i % 8) & 1 ? x[i] : (Rest)0;
+extern "C" __global__ void zs_select(const u8* bits, const Rest* x, Rest* out, u64 n, int whole) {
+  ZS_EIGHT
+  Group<Rest, 8> taken = zs_eight(x, first, n, whole);
+  u32 through = bits[first / 8];
+  for (int j = 0; j < 8; ++j) taken.at[j] = through >> (7 - j) & 1 ? taken.at[j] : (Rest)0;
+  zs_put_eight(taken, out, first, n, whole);
 }
 
-extern "C" __global__ void zs_drop(const Rest* x, const u32* drawn, To* out, u64 threshold, Work factor, u64 n) {
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= n) return;
-  out[i] = narrow(drawn[i] >= threshold ? zs_multiply(wide(x[i]), factor) : (Work)0);
+extern "C" __global__ void zs_drop(const Rest* x, const u32* drawn, To* out, u64 threshold, Work factor, u64 n,
+                                   int whole) {
+  ZS_EIGHT
+  Group<Rest, 8> taken = zs_eight(x, first, n, whole);
+  Group<u32, 8> words = zs_eight(drawn, first, n, whole);
+  Group<To, 8> made;
+  for (int j = 0; j < 8; ++j)
+    made.at[j] = narrow(words.at[j] >= threshold ? zs_multiply(wide(taken.at[j]), factor) : (Work)0);
+  zs_put_eight(made, out, first, n, whole);
 }
 
-extern "C" __global__ void zs_codes_from(const Rest* x, u32* found, u64 mask, u64 low, u64 n) {
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n && ((u64)x[i] & mask) >= low) atomicAdd(found, 1u);
+extern "C" __global__ void zs_codes_from(const Rest* x, u32* found, u64 mask, u64 low, u64 n, int whole) {
+  ZS_EIGHT
+  Group<Rest, 8> taken = zs_eight(x, first, n, whole);
+  u32 count = 0;
+  for (int j = 0; j < 8; ++j) count += ((u64)taken.at[j] & mask) >= low ? 1u : 0u;  // `low` is above 0
+  if (count) atomicAdd(found, count);
 }
 
 // A thread adds up one column of a block of sorted rows. The first and the last class of a block may go on beside it:
@@ -67,12 +83,17 @@ extern "C" __global__ void zs_pick(const Work* shifted, const Target* targets, W
 }
 
 extern "C" __global__ void zs_loss_gradient(const Rest* x, const Target* targets, const Sums* log_sums,
-                                            To* out, Work factor, u64 columns, u64 n) {
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= n) return;
-  long long target = (long long)targets[i / columns];
-  Work p = zs_exp(zs_subtract(wide(x[i]), (Work)log_sums[i / columns]));
-  if (target == (long long)(i % columns)) p = zs_subtract(p, (Work)1);
-  p = target < 0 ? (Work)0 : zs_multiply(p, factor);
-  out[i] = narrow(p);
+                                            To* out, Work factor, u64 columns, u64 n, int whole) {
+  ZS_EIGHT
+  Group<Rest, 8> taken = zs_eight(x, first, n, whole);
+  Group<To, 8> made;
+  u64 row = first / columns, column = first - row * columns;
+  for (int j = 0; j < 8 && first + j < n; ++j) {
+    long long target = (long long)targets[row];
+    Work p = zs_exp(zs_subtract(wide(taken.at[j]), (Work)log_sums[row]));
+    if (target == (long long)column) p = zs_subtract(p, (Work)1);
+    made.at[j] = narrow(target < 0 ? (Work)0 : zs_multiply(p, factor));
+    if (++column == columns) { column = 0; ++row; }
+  }
+  zs_put_eight(made, out, first, n, whole);
 }

@@ -45,6 +45,7 @@ from zerosim.backends.cupy.tracing import (
     copied,
     launch_typed,
     operand_for,
+    row_for,
     run_fused,
     where_it_lies,
 )
@@ -98,6 +99,13 @@ def _texts() -> dict[str, str]:
 def _launch(name: str, threads: int, arguments: Sequence[Any], **types: np.dtype[Any]) -> None:
     """Runs the kernel of this name."""
     launch_typed(_texts()[name], name, threads, arguments, **types)
+
+
+def _launch_by_eight(name: str, n: int, arguments: Sequence[Any], **types: np.dtype[Any]) -> None:
+    """Runs the kernel of this name, of which each thread takes eight neighbors of n elements; see ZS_EIGHT."""
+    rows = [x for x in arguments if on_device(x) and x.size == n]
+    whole = all(start(x) % (8 * x.dtype.itemsize) == 0 for x in rows)
+    _launch(name, -(-n // 8), [*arguments, n, np.int32(whole)], **types)
 
 
 def _folding(inputs: str, addend: str, join: str = "zs_add", begin: str = "(Work)0") -> str:
@@ -326,16 +334,16 @@ class CupyKernels(NumpyKernels):
     def relu(self, x: Any, out: Any, bits: Any) -> None:
         """out = max(x, 0), +0 for -0, NaN for NaN; bits (⌈n/8⌉,) uint8 says which elements are let through."""
         check_operands("relu", x=x, out=out)
-        self.apply(partial(_extreme, np.maximum), [x, 0], out)
-        row = words(as_row(out))
-        _launch("zs_pack", bits.size, [row, bits, row.size], Rest=row.dtype)
+        with self._row(out) as row:
+            _launch_by_eight("zs_relu", row.size, [row_for(x, row), row, bits], Rest=x.dtype, To=out.dtype,
+                             Work=work_type(x, out))
 
     def relu_gradient(self, bits: Any, dy: Any, out: Any) -> None:
         """out = dy where its bit is set, else +0, even for a NaN; equal shapes and types."""
         check_shapes("relu_gradient", dy=dy, out=out)
         check_same_type("relu_gradient", dy, out)
         with self._row(out) as row:
-            _launch("zs_select", row.size, [bits, words(as_row(dy)), words(row), row.size], Rest=words(row).dtype)
+            _launch_by_eight("zs_select", row.size, [bits, words(row_for(dy, row)), words(row)], Rest=words(row).dtype)
 
     def drop(self, x: Any, draw: Callable[[slice], Any], threshold: int, factor: float, out: Any) -> None:
         """out = x·factor where the word drawn for the element is at least the threshold, else +0, even for a NaN.
@@ -343,13 +351,14 @@ class CupyKernels(NumpyKernels):
         ``draw(span)`` gives the words of some elements, (n,), from the host; equal shapes, n elements of any.
         """
         check_operands("drop", x=x, out=out)
-        work, source = work_type(x, out), as_row(x)
+        work = work_type(x, out)
         with self._row(out) as row:
+            source = row_for(x, row)
             for span in spans(row.size, DRAWN_AT_ONCE):
                 drawn, here = draw(span), row[span]
-                _launch("zs_drop", here.size,
-                        [source[span], drawn if on_device(drawn) else self.uploaded(drawn), here,
-                         threshold, np.asarray(factor, work)[()], here.size], Rest=x.dtype, To=out.dtype, Work=work)
+                _launch_by_eight("zs_drop", here.size,
+                                 [source[span], drawn if on_device(drawn) else self.uploaded(drawn), here, threshold,
+                                  np.asarray(factor, work)[()]], Rest=x.dtype, To=out.dtype, Work=work)
 
     # --- products, on tensor cores: operands in 16 bits as they rest, sums in float32, one rounding at the end ---
     # cuBLAS is asked for a float32 result (`gemmEx` with 16-bit inputs and a float32 output): asked for 16 bits it may
@@ -409,7 +418,7 @@ class CupyKernels(NumpyKernels):
     def _codes_from(self, x: Array, mask: int, low: int) -> int:
         """The number of elements whose code, masked, is at least `low`."""
         row, found = words(as_row(x)), self.xp.zeros(1, np.uint32)
-        _launch("zs_codes_from", row.size, [row, found, mask, low, row.size], Rest=row.dtype)
+        _launch_by_eight("zs_codes_from", row.size, [row, found, mask, low], Rest=row.dtype)
         return int(to_host(found)[0])
 
     def sum_of_squares(self, x: Any, divisor: float = 1.0) -> float:
@@ -461,10 +470,10 @@ class CupyKernels(NumpyKernels):
         """out = (softmax(logits) - [v = target])·factor, 0 in rows without a target; out (M, V) may be the logits."""
         work = work_type(logits)
         with self._row(out) as row:
-            _launch("zs_loss_gradient", row.size,
-                    [contiguous(logits), contiguous(targets), contiguous(log_sums), row,
-                     np.asarray(factor, work)[()], logits.shape[1], row.size],
-                    Rest=logits.dtype, To=out.dtype, Work=work, Target=targets.dtype, Sums=log_sums.dtype)
+            _launch_by_eight("zs_loss_gradient", row.size,
+                             [row_for(logits, row), contiguous(targets), contiguous(log_sums), row,
+                              np.asarray(factor, work)[()], logits.shape[1]],
+                             Rest=logits.dtype, To=out.dtype, Work=work, Target=targets.dtype, Sums=log_sums.dtype)
 
 
 # -- Functions of elements, and how they are bound ---------------------------------------------------------------------

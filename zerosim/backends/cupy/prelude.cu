@@ -147,6 +147,32 @@ ZS code_type zs_narrow_##name(float x) { \
   return (code_type)(((sum + (sum >> up) - bias) & all) | sign); \
 }
 
+// What stands for element first + j of a group of `each` elements, of which at most two periods of q have a part: x has
+// an element for each period, or all of them are one period. The compiler divides and loads once for a group.
+template <typename T, typename Index> ZS T zs_every(const T* x, Index first, Index q, int j, int each) {
+  Index period = first / q, within = first - period * q;
+  T here = x[period], next = x[period + (within + each > q)];
+  return within + j < q ? here : next;
+}
+template <typename T, typename Index> ZS T zs_cycle(const T* x, Index first, Index q, int j) {
+  Index at = first % q + j;
+  return x[at < q ? at : at - q];
+}
+
+// Eight neighboring elements for each thread, from `first` on: in whole accesses where all arrays of the kernel begin at
+// a multiple of eight elements, which is `whole`; 0 is read beyond the end, and nothing written.
+#define ZS_EIGHT u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 8; if (first >= n) return;
+template <typename T> ZS Group<T, 8> zs_eight(const T* x, u64 first, u64 n, int whole) {
+  if (whole && n - first >= 8) return *reinterpret_cast<const Group<T, 8>*>(x + first);
+  Group<T, 8> taken;
+  for (int j = 0; j < 8; ++j) taken.at[j] = first + j < n ? x[first + j] : (T)0;
+  return taken;
+}
+template <typename T> ZS void zs_put_eight(const Group<T, 8>& made, T* out, u64 first, u64 n, int whole) {
+  if (whole && n - first >= 8) *reinterpret_cast<Group<T, 8>*>(out + first) = made;
+  else for (int j = 0; j < 8 && first + j < n; ++j) out[first + j] = made.at[j];
+}
+
 // The body of a kernel that folds n·line elements: every `line` of them are taken as rows of `step`, and each thread
 // adds up a column of these: neighboring threads read neighboring elements, whatever the shape. It loads eight at a
 // time, and no load waits for a branch: beyond the end it loads the first of the eight again.

@@ -290,7 +290,7 @@ class Operand:
         """True where a thread may take so many elements at once: in one access, or as those of two periods."""
         if self.every or self.cycle:
             return self.period >= each
-        return start(self.array) % (each * self.array.dtype.itemsize) == 0
+        return not start(self.array) % (each * self.array.dtype.itemsize)
 
 
 @cache
@@ -409,46 +409,41 @@ def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scr
           index: str, each: int) -> tuple[str, str]:  # fmt: skip
     """The kernel's text, and its name, which says what it does and nothing else of the call.
 
-    In it are, by number: a, arrays; q, periods, d, how many are before a thread's group, and m, where in one it begins;
-    h, what lies between lines; b and c, an element that stands for many, and the next one; p, numbers; g, a thread's
-    group of the others, e, one element alone; x, what is computed at once, at rest; v, the same as it is computed with;
+    In it are, by number: a, arrays; q, periods; h, what lies between lines; p, numbers; g, a thread's group of an array
+    that is not spread, e, one element alone; x, what is computed at once, at rest; v, the same as it is computed with;
     s, scratch; t, the tape's variables.
     """
     work, at_once = computed_in(tape.work), 2 if tape.work == FP16 else 1
     parameters, arrays, lines = [], [], []
-    periods = range(1, 1 + max(max(kind[1:]) for kind, _ in operands))
-    loads, stores = {"g": [f"{index} d{q} = first / q{q}, m{q} = first - d{q} * q{q};" for q in periods],
-                     "e": list[str]()}, {"g": list[str](), "e": list[str]()}
+    loads, stores = ({"g": list[str](), "e": list[str]()} for _ in range(2))
     for i, ((dtype, every, cycle, line), (read, written)) in enumerate(operands):
         const, rest = "" if written else "const ", storage_of(dtype)
         parameters.append(f"{const}{rest}* a{i}")
         if every:
-            loads["g"].append(f"{rest} b{i} = a{i}[d{every}], c{i} = a{i}[d{every} + (m{every} + {each} > q{every})];")
-            arrays.append((f"const {rest}& x{i}", f"m{every} + j < q{every} ? b{i} : c{i}", f"a{i}[at / q{every}]"))
+            ways = f"zs_every(a{i}, first, q{every}, j, {each})", f"zs_every(a{i}, at, q{every}, 0, 1)"
         elif cycle:
-            arrays.append((f"const {rest}& x{i}", f"a{i}[m{cycle} + j - (m{cycle} + j < q{cycle} ? 0 : q{cycle})]",
-                           f"a{i}[at % q{cycle}]"))
+            ways = f"zs_cycle(a{i}, first, q{cycle}, j)", f"zs_cycle(a{i}, at, q{cycle}, 0)"
         else:
+            ways = f"g{i}.at[j]", f"e{i}"
             rest = rest if at_once == 1 else f"u{8 * at_once * dtype.itemsize}"
-            group = f"Group<{rest}, {each // at_once}>"
-            arrays.append((f"{const}{rest}& x{i}", f"g{i}.at[j]", f"e{i}"))
-            before, behind = (f" + d{line} * h{i}", f" + at / q{line} * h{i}") if line else ("", "")
-            for name, held, place in (("g", group, f"*reinterpret_cast<{const}{group}*>(a{i} + first{before})"),
-                                      ("e", rest, f"a{i}[at{behind}]")):
+            group, gap = f"Group<{rest}, {each // at_once}>", f" / q{line} * h{i}"
+            for name, held, place in (
+                    ("g", group, f"*reinterpret_cast<{const}{group}*>(a{i} + first{' + first' + gap if line else ''})"),
+                    ("e", rest, f"a{i}[at{' + at' + gap if line else ''}]")):
                 loads[name].append(f"{held} {name}{i}" + (f" = {place};" if read else ";"))
                 stores[name] += [f"{place} = {name}{i};"] * written
+        arrays.append((f"{const}{rest}& x{i}", *ways))
         lines.append(f"{work} v{i}" + (f" = {widened(f'x{i}', dtype, tape.work)};" if read else "{};"))
     lines += [f"{work} {name}{{}};" for name in scratch] + tape.lines
-    lines += [f"x{i} = {narrowed(f'v{i}', tape.work, dtype)};" for i, ((dtype, *_), (_, written)) in enumerate(operands)
+    lines += [f"x{i} = {narrowed(f'v{i}', tape.work, kind.dtype)};" for i, (kind, (_, written)) in enumerate(operands)
               if written]
-    parameters += [f"{index} q{q}" for q in periods]
+    parameters += [f"{index} q{q}" for q in range(1, 1 + max(max(kind[1:]) for kind, _ in operands))]
     parameters += [f"{index} h{i}" for i, (kind, _) in enumerate(operands) if kind.line]
     parameters += [f"{storage_of(number.dtype)} p{i}" for i, number in enumerate(tape.numbers)]
     elements, grouped, single = (", ".join(words) for words in zip(*arrays, strict=True))
-    body = _BODY.format(
-        index=index, each=each, at_once=at_once, elements=elements, grouped=grouped, single=single,
-        lines="\n    ".join(lines), **{f"{step}_{name}": "\n    ".join(text) for step, texts in (
-            ("load", loads), ("store", stores)) for name, text in texts.items()})
+    texts = {"lines": lines, "load_g": loads["g"], "load_e": loads["e"], "store_g": stores["g"], "store_e": stores["e"]}
+    body = _BODY.format(index=index, each=each, at_once=at_once, elements=elements, grouped=grouped, single=single,
+                        **{name: "\n    ".join(text) for name, text in texts.items()})
     name = f"zs_{blake2b((body + ', '.join(parameters)).encode(), digest_size=8).hexdigest()}"
     return f'extern "C" __global__ void {name}({", ".join([*parameters, f"{index} n", "int grouped"])}){body}', name
 
@@ -492,12 +487,20 @@ def where_it_lies(x: Array) -> Operand | None:
 
 
 def operand_for(x: Array, out: Array) -> Operand:
-    """x as an operand that may be read while `out` is written by other threads: of a copy where it lies in neither a
-    row nor lines, or shares memory with `out` without being the same elements in the same type."""
-    found = where_it_lies(x) or Operand(as_row(x))
-    if may_share_memory(found.array, out) and not is_same_memory(found.array, out):
-        return Operand(copied(found.array).reshape(-1))
-    return found
+    """x as an operand that may be read while `out` is written by other threads."""
+    found = where_it_lies(x)
+    return found if found and _may_be_read_beside(found.array, out) else Operand(row_for(x, out))
+
+
+def row_for(x: Array, out: Array) -> Array:
+    """x as one row that may be read while `out` is written by other threads."""
+    row = as_row(x)
+    return row if _may_be_read_beside(row, out) else copied(row)
+
+
+def _may_be_read_beside(x: Array, out: Array) -> bool:
+    """True where they share no memory, or are the same elements in the same type."""
+    return is_same_memory(x, out) or not may_share_memory(x, out)
 
 
 def as_row(x: Array) -> Array:
