@@ -30,7 +30,7 @@ from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.backends.nccl.adapter import NCCL, load
 from zerosim.backends.nccl.cluster import Card, check_cards, together
 from zerosim.backends.processes.cluster import OwnResult
-from zerosim.numerics.blockwise import PerRow
+from zerosim.numerics import blockwise
 
 
 def cupy_that_finds(count: Any = 1, *, version: str = "14.2.0", built: int = 12090, driver: int = 13000) -> Any:
@@ -96,7 +96,7 @@ def two_at_once(given: np.ndarray, spread: bool) -> None:
     """A number of fp8 for each row, or an array of another type, in float16."""
     kernels = CupyKernels()
     x, out = kernels.uploaded(given), kernels.empty((2, 3), ml_dtypes.float8_e5m2)
-    kernels.apply(np.add, [out, PerRow(x) if spread else x], out, np.dtype(np.float16))
+    kernels.apply(np.add, [out, blockwise.PerRow(x) if spread else x], out, np.dtype(np.float16))
 
 
 def of_two_kinds(rank: zs.Rank, call: str) -> None:
