@@ -39,12 +39,13 @@ import numpy.typing as npt
 
 from zerosim.backends.cupy.host import HostCopies, HostKernels, PinnedKernels
 from zerosim.backends.cupy.tracing import (
+    FP16,
     Operand,
     TracedScratch,
     as_row,
     copied,
     launch_typed,
-    operand_for,
+    may_be_read_beside,
     row_for,
     run_fused,
     where_it_lies,
@@ -53,8 +54,6 @@ from zerosim.numerics.arrays import (
     Scratch,
     contiguous,
     copy_elements,
-    is_same_memory,
-    may_share_memory,
     on_device,
     spans,
     start,
@@ -77,7 +76,7 @@ from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 
 Array = Any  # cupy.ndarray
-FP16, BF16 = FORMATS["fp16"].dtype, FORMATS["bf16"].dtype
+BF16 = FORMATS["bf16"].dtype
 POOL_NBYTES = 512  # CuPy's pool hands out multiples of it (cupy.cuda.memory, "round up to 512")
 AT_ONCE = 16  # addends of one launch
 DRAWN_AT_ONCE = 1 << 22  # words from the host's generator
@@ -299,7 +298,7 @@ class CupyKernels(NumpyKernels):
                 self.cast_pack(x, cast)
             np.copyto(out, to_host(cast))
         elif x.dtype == out.dtype:
-            copy_elements(copied(x) if may_share_memory(x, out) and not is_same_memory(x, out) else x, out)
+            copy_elements(x if may_be_read_beside(x, out) else copied(x), out)
         else:
             check_floating("cast_pack", x=x, out=out)
             self.apply(_copy, [x], out)
@@ -538,10 +537,11 @@ def _operand(x: Array | PerRow | PerColumn, out: Array, written: Array) -> Opera
     """x as an operand of a fused kernel that writes ``out``, or in its place ``written``."""
     match x:
         case PerRow(values):
-            return Operand(as_row(values), every=max(1, out.shape[-1]))
+            return Operand(as_row(values), "every", max(1, out.shape[-1]))
         case PerColumn(values):
-            return Operand(as_row(values), cycle=max(1, values.size))
-    return operand_for(x, written)
+            return Operand(as_row(values), "cycle", max(1, values.size))
+    found = where_it_lies(x)
+    return found if found and may_be_read_beside(found.array, written) else Operand(row_for(x, written))
 
 
 def _lies(x: Array) -> tuple[bool, int]:

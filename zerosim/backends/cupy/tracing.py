@@ -16,7 +16,7 @@ from hashlib import blake2b
 from importlib.resources import files
 from itertools import pairwise
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -259,10 +259,10 @@ def _refuse(what: str) -> NoReturn:
 # where the arrays are many), in one access of each, so that a kernel is as fast as the memory: what it computes between
 # a load and a store costs nothing beside them.
 #
-# An operand that has fewer than n elements is *spread*: each of its elements stands for `every` ones that follow one
-# another (a number per row), or all of them come again after `cycle` ones (a number per column). Others lie in one row,
-# or in *lines* of so many elements, `step` from one to the next (halves of rows). In which of these a thread begins is
-# found by one division, which takes as long as ten additions.
+# An operand's elements are taken in one of four patterns. They lie in one "row", or in "lines" of `period` elements,
+# `step` from one to the next (halves of rows). Or they are fewer than n, and *spread*: each stands for "every" `period`
+# elements (a number per row), or all come again in a "cycle" of `period` elements (a number per column). In which
+# period a thread begins is found by one division for all of its elements.
 
 
 Array = Any  # cupy.ndarray
@@ -270,25 +270,22 @@ THREADS = 256  # of a block
 ACCESS_NBYTES = 16  # that one instruction loads or stores at most (PTX ISA, "ld": v4.b32)
 HELD_NBYTES = 160  # 40 registers for more than 4 elements of each array: enough for 16 bytes of each of 9, not of 17
 SHORT = 2**31  # elements up to which an index has 32 bits
+Pattern = Literal["row", "lines", "every", "cycle"]
+SPREAD = ("every", "cycle")
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An array of a fused kernel, one element for each that is computed unless it is spread; in one row or in lines."""
+    """An array of a fused kernel, and which of its elements belongs to each one that is computed."""
 
     array: Array
-    every: int = 0
-    cycle: int = 0
-    line: int = 0
+    pattern: Pattern = "row"
+    period: int = 0
     step: int = 0
-
-    @property
-    def period(self) -> int:
-        return self.every or self.cycle or self.line
 
     def fits(self, each: int) -> bool:
         """True where a thread may take so many elements at once: in one access, or as those of two periods."""
-        if self.every or self.cycle:
+        if self.pattern in SPREAD:
             return self.period >= each
         return not start(self.array) % (each * self.array.dtype.itemsize)
 
@@ -347,28 +344,28 @@ def run_fused(function: Callable[..., object], operands: Sequence[Operand], work
     at once.
     """
     count = operands[-1].array.size
-    short = max(count // (o.line or 1) * (o.step or 1) for o in operands) < SHORT
+    in_lines = [o for o in operands if o.pattern == "lines"]
+    short = max([count, *(count // o.period * o.step for o in in_lines)]) < SHORT
     periods = list(dict.fromkeys([0, *(o.period for o in operands)]))
-    kinds = tuple(Kind(o.array.dtype, *map(periods.index, (o.every, o.cycle, o.line))) for o in operands)
+    kinds = tuple(Kind(o.array.dtype, o.pattern, periods.index(o.period)) for o in operands)
     plan = _planned(function, kinds, work, short, scratch)
     index, each = np.uint32 if short else np.uint64, plan.per_thread
-    lengths = [*periods[1:], *(o.step - o.line for o in operands if o.line)]
+    lengths = [*periods[1:], *(o.step - o.period for o in in_lines)]
     arguments = [*(o.array for o in operands), *map(index, lengths), *plan.numbers, index(count),
                  np.int32(all(o.fits(each) for o in operands))]
     launch(plan.text, plan.name, -(-count // each), arguments)
 
 
 class Kind(NamedTuple):
-    """An operand's type, and the number of its period, from 1 on, in the place of what that is."""
+    """What a kernel's text says of an operand; its period is a number of the launch's, from 1 on, or 0 for none."""
 
     dtype: np.dtype[Any]
-    every: int = 0
-    cycle: int = 0
-    line: int = 0
+    pattern: Pattern = "row"
+    period: int = 0
 
     @property
     def is_spread(self) -> bool:
-        return bool(self.every or self.cycle)
+        return self.pattern in SPREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,35 +412,34 @@ def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scr
     """
     work, at_once = computed_in(tape.work), 2 if tape.work == FP16 else 1
     parameters, arrays, lines = [], [], []
-    loads, stores = ({"g": list[str](), "e": list[str]()} for _ in range(2))
-    for i, ((dtype, every, cycle, line), (read, written)) in enumerate(operands):
+    texts = {name: list[str]() for name in ("load_g", "load_e", "store_g", "store_e")}
+    for i, ((dtype, pattern, q), (read, written)) in enumerate(operands):
         const, rest = "" if written else "const ", storage_of(dtype)
         parameters.append(f"{const}{rest}* a{i}")
-        if every:
-            ways = f"zs_every(a{i}, first, q{every}, j, {each})", f"zs_every(a{i}, at, q{every}, 0, 1)"
-        elif cycle:
-            ways = f"zs_cycle(a{i}, first, q{cycle}, j)", f"zs_cycle(a{i}, at, q{cycle}, 0)"
+        if pattern == "every":
+            taken = f"zs_every(a{i}, first, q{q}, j, {each})", f"zs_every(a{i}, at, q{q}, 0, 1)"
+        elif pattern == "cycle":
+            taken = f"zs_cycle(a{i}, first, q{q}, j)", f"zs_cycle(a{i}, at, q{q}, 0)"
         else:
-            ways = f"g{i}.at[j]", f"e{i}"
+            taken = f"g{i}.at[j]", f"e{i}"
             rest = rest if at_once == 1 else f"u{8 * at_once * dtype.itemsize}"
-            group, gap = f"Group<{rest}, {each // at_once}>", f" / q{line} * h{i}"
-            for name, held, place in (
-                    ("g", group, f"*reinterpret_cast<{const}{group}*>(a{i} + first{' + first' + gap if line else ''})"),
-                    ("e", rest, f"a{i}[at{' + at' + gap if line else ''}]")):
-                loads[name].append(f"{held} {name}{i}" + (f" = {place};" if read else ";"))
-                stores[name] += [f"{place} = {name}{i};"] * written
-        arrays.append((f"{const}{rest}& x{i}", *ways))
+            group = f"Group<{rest}, {each // at_once}>"
+            begin, one = (f"{at} + {at} / q{q} * h{i}" if pattern == "lines" else at for at in ("first", "at"))
+            for name, held, place in (("g", group, f"*reinterpret_cast<{const}{group}*>(a{i} + {begin})"),
+                                      ("e", rest, f"a{i}[{one}]")):
+                texts[f"load_{name}"].append(f"{held} {name}{i}" + (f" = {place};" if read else ";"))
+                texts[f"store_{name}"] += [f"{place} = {name}{i};"] * written
+        arrays.append((f"{const}{rest}& x{i}", *taken))
         lines.append(f"{work} v{i}" + (f" = {widened(f'x{i}', dtype, tape.work)};" if read else "{};"))
     lines += [f"{work} {name}{{}};" for name in scratch] + tape.lines
     lines += [f"x{i} = {narrowed(f'v{i}', tape.work, kind.dtype)};" for i, (kind, (_, written)) in enumerate(operands)
               if written]
-    parameters += [f"{index} q{q}" for q in range(1, 1 + max(max(kind[1:]) for kind, _ in operands))]
-    parameters += [f"{index} h{i}" for i, (kind, _) in enumerate(operands) if kind.line]
+    parameters += [f"{index} q{q}" for q in range(1, 1 + max(kind.period for kind, _ in operands))]
+    parameters += [f"{index} h{i}" for i, (kind, _) in enumerate(operands) if kind.pattern == "lines"]
     parameters += [f"{storage_of(number.dtype)} p{i}" for i, number in enumerate(tape.numbers)]
     elements, grouped, single = (", ".join(words) for words in zip(*arrays, strict=True))
-    texts = {"lines": lines, "load_g": loads["g"], "load_e": loads["e"], "store_g": stores["g"], "store_e": stores["e"]}
     body = _BODY.format(index=index, each=each, at_once=at_once, elements=elements, grouped=grouped, single=single,
-                        **{name: "\n    ".join(text) for name, text in texts.items()})
+                        lines="\n    ".join(lines), **{name: "\n    ".join(text) for name, text in texts.items()})
     name = f"zs_{blake2b((body + ', '.join(parameters)).encode(), digest_size=8).hexdigest()}"
     return f'extern "C" __global__ void {name}({", ".join([*parameters, f"{index} n", "int grouped"])}){body}', name
 
@@ -483,22 +479,16 @@ def where_it_lies(x: Array) -> Operand | None:
     even = all(stride == count * inner for (_, stride), (count, inner) in pairwise(axes))
     if not even or step_nbytes < line_nbytes or any(n % ACCESS_NBYTES for n in (start(x), line_nbytes, step_nbytes)):
         return None
-    return Operand(x, line=line_nbytes // x.itemsize, step=step_nbytes // x.itemsize)
-
-
-def operand_for(x: Array, out: Array) -> Operand:
-    """x as an operand that may be read while `out` is written by other threads."""
-    found = where_it_lies(x)
-    return found if found and _may_be_read_beside(found.array, out) else Operand(row_for(x, out))
+    return Operand(x, "lines", line_nbytes // x.itemsize, step_nbytes // x.itemsize)
 
 
 def row_for(x: Array, out: Array) -> Array:
     """x as one row that may be read while `out` is written by other threads."""
     row = as_row(x)
-    return row if _may_be_read_beside(row, out) else copied(row)
+    return row if may_be_read_beside(row, out) else copied(row)
 
 
-def _may_be_read_beside(x: Array, out: Array) -> bool:
+def may_be_read_beside(x: Array, out: Array) -> bool:
     """True where they share no memory, or are the same elements in the same type."""
     return is_same_memory(x, out) or not may_share_memory(x, out)
 
