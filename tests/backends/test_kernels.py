@@ -228,18 +228,18 @@ def test_numpys_float64_scalars_widen_the_operation_as_in_numpy(kernels: Any) ->
 
 
 def test_strided_and_overlapping_arrays_are_read_before_they_are_written(kernels: Any) -> None:
-    def shifted(k: Any, x: Any) -> None:
+    def shifted(k: Any, x: Any, _: Any) -> None:
         k.add_rounded(x[:-1], x[1:], x[1:])
         k.cast_pack(x[:-3], x[3:])
         k.cast_pack(x[27:57], x[13:73:2])
 
-    def strided(k: Any, x: Any) -> None:
+    def strided(k: Any, x: Any, _: Any) -> None:
         square = x[:4096].reshape(64, 64)
         k.multiply_rounded(square.T, 3.0, square[:, ::1])
         k.add_rounded(square[:, ::2], square[:, 1::2], square[:, ::2])
 
     def in_lines(k: Any, x: Any, y: Any) -> None:
-        """Halves of rows, some heads of many, and one of these beside what lies askew."""
+        """Halves of rows, some heads of many, one of these beside what lies askew, and rows in reverse."""
         rows, heads, askew = x.reshape(-1, 128), x.reshape(5, 2, 4, 8, 16)[:, :, 1:3], y[1:1281].reshape(10, 128)
         k.add_rounded(rows[:, 32:64], rows[:, 64:96], rows[:, 32:64])
         k.multiply_rounded(heads, 3.0, y[:2560].reshape(heads.shape))
@@ -247,11 +247,10 @@ def test_strided_and_overlapping_arrays_are_read_before_they_are_written(kernels
         k.add_rounded(rows[:10, 32:64], y[1:321].reshape(10, 32), rows[:10, 96:])
         k.add_rounded(rows[:10, 32:64], askew[:, 32:64], rows[:10, 96:])
         k.add_rounded(rows[:1, :64], rows[:1, 64:], rows[:1, :64])
+        k.multiply_rounded(rows[::-1, 64:], 3.0, y[:2560].reshape(40, 64))
 
-    for name, call in product(("fp32", "bf16", "fp8_e4m3"), (shifted, strided)):
-        both(kernels, call, chance(name, 5000), case=name)
-    for name in ("fp32", "bf16", "fp8_e4m3"):
-        both(kernels, in_lines, chance(name, 5120), chance(name, 5120, 1), written=(0, 1), case=name)
+    for name, call in product(("fp32", "bf16", "fp8_e4m3"), (shifted, strided, in_lines)):
+        both(kernels, call, chance(name, 5120), chance(name, 5120, 1), written=(0, 1), case=name)
 
 
 # -- sums and tests ---------------------------------------------------------------------------------------------------
@@ -311,6 +310,14 @@ def test_relu_and_dropout_let_the_same_elements_through(kernels: Any, name: str)
         return random.bits((1, "dropout", 0, "x"), span.start, span.stop - span.start)
 
     both(kernels, "drop", x, draw, round(0.3 * 2**32), 1 / 0.7, np.zeros_like(x))
+
+    def askew(k: Any, x: Any, bits: Any) -> None:
+        """Each result begins one element behind what it overwrites."""
+        k.relu(x[:999], x[1:1000], bits)
+        k.relu_gradient(bits, x[1000:1999], x[1001:2000])
+        k.drop(x[2000:2999], draw, round(0.3 * 2**32), 1 / 0.7, x[2001:3000])
+
+    both(kernels, askew, x, bits[:125], written=(0, 1))
 
 
 @pytest.mark.parametrize("name", zs.FORMATS)

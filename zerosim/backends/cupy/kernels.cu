@@ -3,9 +3,9 @@
 // Rest is the type of what is read, To of what is written, Work of what is computed; wide(x) and narrow(x) go between.
 // HEIGHT is the number of rows in a block.
 
-extern "C" __global__ void zs_relu(const Rest* x, To* out, u8* bits, u64 n, int whole) {
+extern "C" __global__ void zs_relu(const Rest* x, To* out, u8* bits, u64 n, int aligned) {
   ZS_EIGHT
-  Group<Rest, 8> taken = zs_eight(x, first, n, whole);
+  Group<Rest, 8> taken = zs_take_eight(x, first, n, aligned);
   Group<To, 8> made;
   u32 packed = 0;
   for (int j = 0; j < 8; ++j) {
@@ -13,33 +13,33 @@ extern "C" __global__ void zs_relu(const Rest* x, To* out, u8* bits, u64 n, int 
     packed = packed << 1 | (made.at[j] != 0 ? 1u : 0u);
   }
   bits[first / 8] = (u8)packed;
-  zs_put_eight(made, out, first, n, whole);
+  zs_put_eight(made, out, first, n, aligned);
 }
 
-extern "C" __global__ void zs_select(const u8* bits, const Rest* x, Rest* out, u64 n, int whole) {
+extern "C" __global__ void zs_select(const u8* bits, const Rest* x, Rest* out, u64 n, int aligned) {
   ZS_EIGHT
-  Group<Rest, 8> taken = zs_eight(x, first, n, whole);
+  Group<Rest, 8> taken = zs_take_eight(x, first, n, aligned);
   u32 through = bits[first / 8];
   for (int j = 0; j < 8; ++j) taken.at[j] = through >> (7 - j) & 1 ? taken.at[j] : (Rest)0;
-  zs_put_eight(taken, out, first, n, whole);
+  zs_put_eight(taken, out, first, n, aligned);
 }
 
 extern "C" __global__ void zs_drop(const Rest* x, const u32* drawn, To* out, u64 threshold, Work factor, u64 n,
-                                   int whole) {
+                                   int aligned) {
   ZS_EIGHT
-  Group<Rest, 8> taken = zs_eight(x, first, n, whole);
-  Group<u32, 8> words = zs_eight(drawn, first, n, whole);
+  Group<Rest, 8> taken = zs_take_eight(x, first, n, aligned);
+  Group<u32, 8> words = zs_take_eight(drawn, first, n, aligned);
   Group<To, 8> made;
   for (int j = 0; j < 8; ++j)
     made.at[j] = narrow(words.at[j] >= threshold ? zs_multiply(wide(taken.at[j]), factor) : (Work)0);
-  zs_put_eight(made, out, first, n, whole);
+  zs_put_eight(made, out, first, n, aligned);
 }
 
-extern "C" __global__ void zs_codes_from(const Rest* x, u32* found, u64 mask, u64 low, u64 n, int whole) {
+extern "C" __global__ void zs_codes_from(const Rest* x, u32* found, u64 mask, u64 low, u64 n, int aligned) {
   ZS_EIGHT
-  Group<Rest, 8> taken = zs_eight(x, first, n, whole);
+  Group<Rest, 8> taken = zs_take_eight(x, first, n, aligned);
   u32 count = 0;
-  for (int j = 0; j < 8; ++j) count += ((u64)taken.at[j] & mask) >= low ? 1u : 0u;  // `low` is above 0
+  for (int j = 0; j < 8; ++j) count += ((u64)taken.at[j] & mask) >= low ? 1u : 0u;  // a 0 beyond the end is below `low`
   if (count) atomicAdd(found, count);
 }
 
@@ -83,9 +83,9 @@ extern "C" __global__ void zs_pick(const Work* shifted, const Target* targets, W
 }
 
 extern "C" __global__ void zs_loss_gradient(const Rest* x, const Target* targets, const Sums* log_sums,
-                                            To* out, Work factor, u64 columns, u64 n, int whole) {
+                                            To* out, Work factor, u64 columns, u64 n, int aligned) {
   ZS_EIGHT
-  Group<Rest, 8> taken = zs_eight(x, first, n, whole);
+  Group<Rest, 8> taken = zs_take_eight(x, first, n, aligned);
   Group<To, 8> made;
   u64 row = first / columns, column = first - row * columns;
   for (int j = 0; j < 8 && first + j < n; ++j) {
@@ -95,5 +95,5 @@ extern "C" __global__ void zs_loss_gradient(const Rest* x, const Target* targets
     made.at[j] = narrow(target < 0 ? (Work)0 : zs_multiply(p, factor));
     if (++column == columns) { column = 0; ++row; }
   }
-  zs_put_eight(made, out, first, n, whole);
+  zs_put_eight(made, out, first, n, aligned);
 }

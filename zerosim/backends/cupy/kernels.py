@@ -102,9 +102,8 @@ def _launch(name: str, threads: int, arguments: Sequence[Any], **types: np.dtype
 
 def _launch_by_eight(name: str, n: int, arguments: Sequence[Any], **types: np.dtype[Any]) -> None:
     """Runs the kernel of this name, of which each thread takes eight neighbors of n elements; see ZS_EIGHT."""
-    rows = [x for x in arguments if on_device(x) and x.size == n]
-    whole = all(start(x) % (8 * x.dtype.itemsize) == 0 for x in rows)
-    _launch(name, -(-n // 8), [*arguments, n, np.int32(whole)], **types)
+    aligned = all(start(x) % (8 * x.dtype.itemsize) == 0 for x in arguments if on_device(x) and x.size == n)
+    _launch(name, -(-n // 8), [*arguments, n, np.int32(aligned)], **types)
 
 
 def _folding(inputs: str, addend: str, join: str = "zs_add", begin: str = "(Work)0") -> str:

@@ -73,9 +73,9 @@ ZS_NARROW_FP8(e4m3, > 464.0f, 0x7fu)
 ZS_NARROW_FP8(e5m2, >= 61440.0f, 0x7cu)
 #endif
 
-// Two neighboring numbers, computed with at once; their codes are one u16. In fp16, which has more than twice the bits of
-// fp8 and two, so that what is rounded to fp8 next has the bits of one rounding (S. Figueroa, "When is double rounding
-// innocuous?", 1995). One by one, in float32, the sum of eight numbers of fp8 takes longer than their bytes.
+// Two neighboring numbers of fp8, whose codes are one u16, computed with at once: in fp16, whose 11 significant
+// bits are more than 2·4 + 2, for fp8's 4 or 3, so that what is rounded to fp8 next has the bits of one rounding
+// (S. Figueroa, "When is double rounding innocuous?", 1995). In float32 the sum of eight takes longer than their bytes.
 #if __CUDA_ARCH__ >= 890
 struct Half2 { u32 both; };
 #define ZS_HALF2(name, instruction) ZS Half2 name(Half2 a, Half2 b) { \
@@ -147,8 +147,8 @@ ZS code_type zs_narrow_##name(float x) { \
   return (code_type)(((sum + (sum >> up) - bias) & all) | sign); \
 }
 
-// What stands for element first + j of a group of `each` elements, of which at most two periods of q have a part: x has
-// an element for each period, or all of them are one period. The compiler divides and loads once for a group.
+// What a spread array x has for element first + j of a group of `each` elements, at most q: x has one element for every
+// q (zs_every), or q that come again in a cycle (zs_cycle). The compiler divides and loads once for the group.
 template <typename T, typename Index> ZS T zs_every(const T* x, Index first, Index q, int j, int each) {
   Index period = first / q, within = first - period * q;
   T here = x[period], next = x[period + (within + each > q)];
@@ -159,17 +159,17 @@ template <typename T, typename Index> ZS T zs_cycle(const T* x, Index first, Ind
   return x[at < q ? at : at - q];
 }
 
-// Eight neighboring elements for each thread, from `first` on: in whole accesses where all arrays of the kernel begin at
-// a multiple of eight elements, which is `whole`; 0 is read beyond the end, and nothing written.
+// Eight neighboring elements for each thread, from `first` on. Where `aligned`, all arrays of which eight are taken
+// begin at a multiple of eight elements, and an access is of all eight. Beyond the end 0 is read, and nothing written.
 #define ZS_EIGHT u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 8; if (first >= n) return;
-template <typename T> ZS Group<T, 8> zs_eight(const T* x, u64 first, u64 n, int whole) {
-  if (whole && n - first >= 8) return *reinterpret_cast<const Group<T, 8>*>(x + first);
+template <typename T> ZS Group<T, 8> zs_take_eight(const T* x, u64 first, u64 n, int aligned) {
+  if (aligned && n - first >= 8) return *reinterpret_cast<const Group<T, 8>*>(x + first);
   Group<T, 8> taken;
   for (int j = 0; j < 8; ++j) taken.at[j] = first + j < n ? x[first + j] : (T)0;
   return taken;
 }
-template <typename T> ZS void zs_put_eight(const Group<T, 8>& made, T* out, u64 first, u64 n, int whole) {
-  if (whole && n - first >= 8) *reinterpret_cast<Group<T, 8>*>(out + first) = made;
+template <typename T> ZS void zs_put_eight(const Group<T, 8>& made, T* out, u64 first, u64 n, int aligned) {
+  if (aligned && n - first >= 8) *reinterpret_cast<Group<T, 8>*>(out + first) = made;
   else for (int j = 0; j < 8 && first + j < n; ++j) out[first + j] = made.at[j];
 }
 
