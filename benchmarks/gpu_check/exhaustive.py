@@ -70,7 +70,7 @@ extern "C" __global__ void zs_casts(u32* wrong, u32* where, u64 t, u64 first, u6
 
 
 def check_exhaustive(report: Writer, machine: Machine) -> None:
-    """Functions and casts of all floats, and sums of all pairs of 16-bit numbers."""
+    """Functions and casts of all floats, and what is computed of all pairs of narrow numbers."""
     for name in FUNCTIONS:
         report.check(f"{name} of every float32", lambda name=name: all_arguments(CupyKernels(), name),
                      remark=remark_on_function)
@@ -79,9 +79,10 @@ def check_exhaustive(report: Writer, machine: Machine) -> None:
             report.check(f"every float32 to {name}", lambda name=name: all_casts(CupyKernels(), name),
                          remark=remark_on_casts)
     for name, fmt in FORMATS.items():
-        for made in MADE_OF_TWO if fmt.bits == 8 else ["a + b"] if fmt.bits == 16 else []:
-            report.check(f"every {made} in {name}", partial(all_pairs, CupyKernels(), name, made),
-                         remark=remark_on_pairs)
+        for formula in OF_PAIRS:
+            if fmt.bits == 8 or (fmt.bits == 16 and formula == "a + b"):
+                report.check(f"every {formula} in {name}", partial(all_pairs, CupyKernels(), name, formula),
+                             remark=remark_on_pairs)
 
 
 def distance(kernels: CupyKernels, name: str, x: Any, y: Any, threads: int = THREADS) -> tuple[float, float]:
@@ -138,8 +139,8 @@ def remark_on_casts(found: dict[str, Any]) -> str:
     return f"{found['casts']:,} casts, the formula's bits"
 
 
-# What is made of every pair: by the kernels from arrays, and in float32, of which the result is rounded to the format.
-MADE_OF_TWO: dict[str, tuple[Callable[..., None], Callable[..., Any]]] = {
+# What is computed of a pair: by the kernels, of arrays, and in float32, of which the result is rounded to the format.
+OF_PAIRS: dict[str, tuple[Callable[..., None], Callable[..., Any]]] = {
     "a + b": (CupyKernels.add_rounded, lambda a, b, rounded: a + b),
     "(a + b) + b": (lambda k, a, b, out: k.sum_rounded([a, b, b], out), lambda a, b, rounded: rounded(a + b) + b),
     "max(a, b)": (CupyKernels.maximum_rounded,
@@ -148,10 +149,10 @@ MADE_OF_TWO: dict[str, tuple[Callable[..., None], Callable[..., Any]]] = {
                   lambda a, b, _: np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b)))}
 
 
-def all_pairs(kernels: CupyKernels, name: str, made: str, left: Iterable[int] | None = None) -> dict[str, Any]:
-    """What is made of every code, or of some codes, with every code: how many are wrong, any NaN being any NaN, and an
-    example."""
-    fmt, (run, exact), seen, wrong, example = FORMATS[name], MADE_OF_TWO[made], 0, 0, ""
+def all_pairs(kernels: CupyKernels, name: str, formula: str, left: Iterable[int] | None = None) -> dict[str, Any]:
+    """The formula of every code, or of some codes, with every code: how many results are wrong, any NaN being any
+    NaN, and an example."""
+    fmt, (run, exact), seen, wrong, example = FORMATS[name], OF_PAIRS[formula], 0, 0, ""
     dtype = fmt.dtype
     codes = np.arange(1 << fmt.bits, dtype=f"u{dtype.itemsize}")
     numbers = codes.view(dtype).astype(np.float32)
@@ -169,8 +170,7 @@ def all_pairs(kernels: CupyKernels, name: str, made: str, left: Iterable[int] | 
         differs[differs] = ~(is_nan[found[differs]] & is_nan[right[differs]])
         if differs.any() and not example:
             at = int(differs.argmax())
-            example = "codes {} and {} make {} and should make {}".format(
-                *(f"{x:#0{fmt.bits // 4 + 2}x}" for x in (code, at, found[at], right[at])))
+            example = f"codes {code:#x} and {at:#x} make {found[at]:#x} and should make {right[at]:#x}"
         wrong, seen = wrong + int(differs.sum()), seen + codes.size
     return {"pairs": seen, "wrong": wrong, "example": example}
 
