@@ -620,8 +620,8 @@ def rotate(k: BlockKernels, x: Array, heads: int, frequencies: tuple[float, ...]
         of_heads = [k.room(name, points[0, rows].shape, work) for name in ("cosines", "sines")]
         for table, part in zip(of_heads, tables, strict=True):
             table[...] = part[rows, None]
-        for some in k.row_blocks(points[:, rows]):
-            here = points[some, rows]
+        for sequences in k.row_blocks(points[:, rows]):
+            here = points[sequences, rows]
             k.apply(_turned, [here, here[..., ::-1, :], *map(PerColumn, of_heads)], here, work, with_scratch=True)
 
 

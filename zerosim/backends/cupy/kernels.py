@@ -500,7 +500,7 @@ def _added(dtype: np.dtype[Any], *blocks: Any) -> None:
 
 
 def _extreme(ufunc: np.ufunc, a: Any, b: Any, result: Any) -> None:
-    ufunc(a, b, out=result)
+    ufunc(a, b, out=result)  # by name: by position NumPy deprecates it for maxima and minima
 
 
 def _scaled_past(s: Any, scale: float, mask: Any, result: Any) -> None:

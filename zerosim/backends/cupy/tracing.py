@@ -383,7 +383,7 @@ def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dty
     """Traces the function; operands and scratch as for `run_fused`."""
     if work == FP16 and any(kind.dtype.itemsize > 1 or kind.is_spread for kind in kinds):
         raise ValueError("float16 computes two neighboring elements of fp8 at once; it was asked for arrays of "
-                         f"{', '.join(kind.dtype.name + ', spread' * kind.is_spread for kind in kinds)}; compute in "
+                         f"{', '.join('spread ' * kind.is_spread + kind.dtype.name for kind in kinds)}; compute in "
                          "float32")
     tape = TracingTape(work)
     names, spare = [f"v{i}" for i in range(len(kinds))], [f"s{i}" for i in range(scratch)]
