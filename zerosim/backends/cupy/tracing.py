@@ -284,7 +284,7 @@ class Operand:
     step: int = 0
 
     def fits(self, each: int) -> bool:
-        """True where a thread may take so many elements at once: in one access, or as those of two periods."""
+        """True where a thread may take so many elements at once: in one access, or of two periods at most."""
         if self.pattern in SPREAD:
             return self.period >= each
         return not start(self.array) % (each * self.array.dtype.itemsize)
