@@ -237,6 +237,8 @@ def test_strided_and_overlapping_arrays_are_read_before_they_are_written(kernels
         square = x[:4096].reshape(64, 64)
         k.multiply_rounded(square.T, 3.0, square[:, ::1])
         k.add_rounded(square[:, ::2], square[:, 1::2], square[:, ::2])
+        k.apply(np.add, [square[:, 32:], 1.0], square[:, 32:], grid=FLOATS["fp8_e5m2"])
+        k.relu_gradient(k.uploaded(np.arange(256, dtype=np.uint8)), square[:, 32:], square[:, :32])
 
     def in_lines(k: Any, x: Any, y: Any) -> None:
         """Halves of rows, some heads of many, one of these beside what lies askew, and rows in reverse."""

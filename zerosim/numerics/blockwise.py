@@ -210,9 +210,8 @@ class BlockKernels:
     def onto_grid(self, x: Array, dtype: np.dtype[Any]) -> None:
         """Rounds wide values to the grid of a narrower type, in place."""
         if dtype != x.dtype:
-            row, fmt = x.reshape(-1), format_of(dtype)
-            for span in spans(row.size):
-                nearest_block(row[span], row[span], fmt, self.scratch_memory)
+            for here, block in in_blocks(x, x):
+                nearest_block(block, here, format_of(dtype), self.scratch_memory)
 
     def scale_past(self, s: Array, scale: float, future: Array) -> None:
         """s (..., R, S)·scale, and -inf in the last columns where the mask ``future`` (R, R) says so, in place."""

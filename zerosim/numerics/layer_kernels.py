@@ -118,10 +118,9 @@ def relu_gradient(bits: Array, dy: Array, out: Array) -> None:
     """out = dy where its bit is set, else +0, even for a NaN; equal shapes and types."""
     check_shapes("relu_gradient", dy=dy, out=out)
     check_same_type("relu_gradient", dy, out)
-    codes, chosen = _codes_of(dy), _codes_of(out)
-    for here, packed in _blocks_of_bits(codes.size):
-        mask = np.unpackbits(bits[packed])[:codes[here].size]
-        np.multiply(codes[here], mask, out=chosen[here])
+    for (_, packed), (chosen, codes) in zip(_blocks_of_bits(out.size), in_blocks(out, dy), strict=True):
+        mask = np.unpackbits(bits[packed])[: codes.size]
+        np.multiply(_codes_of(codes), mask, out=_codes_of(chosen))
 
 
 def packed_nbytes(count: int) -> int:
