@@ -52,11 +52,9 @@ def _numpys(function: int, wide: int, x: float) -> float:
 @cache
 def kernel(code: str, name: str) -> Callable[[int, int, list[Any]], None]:
     """A function of (blocks, threads of a block, arguments): NumPy arrays for pointers, NumPy numbers for the rest."""
-    found = re.search(rf"void {name}\((.*?)\)\s*\{{", code, re.S)
-    assert found, f"no kernel {name} in the text"
-    parameters = " ".join(found[1].split())
-    names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
-    library = _library(SHIM + code + RUN.format(parameters=parameters, name=name, names=names))
+    parameters = parameters_of(code, name)
+    names = ", ".join(re.findall(r"\w+$", parameter)[0] for parameter in parameters)
+    library = _library(SHIM + code + RUN.format(parameters=", ".join(parameters), name=name, names=names))
     run = library.shim_run
 
     def call(grid: int, block: int, arguments: list[Any]) -> None:
@@ -64,6 +62,13 @@ def kernel(code: str, name: str) -> Callable[[int, int, list[Any]], None]:
             run(ctypes.c_uint(grid), ctypes.c_uint(block), *map(_passed, arguments))
 
     return call
+
+
+def parameters_of(code: str, name: str) -> list[str]:
+    """A kernel's parameters, as its text declares them."""
+    found = re.search(rf"void {name}\((.*?)\)\s*\{{", code, re.S)
+    assert found, f"no kernel {name} in the text"
+    return " ".join(found[1].split()).split(", ")
 
 
 def _passed(x: Any) -> Any:

@@ -292,21 +292,21 @@ class Module:
         self._source, self._device = binary.decode(), Cuda.current.selected
 
     def get_function(self, name: str) -> Function:
-        return Function(compiled_kernels.kernel(self._source, name), self._device)
+        return Function(compiled_kernels.kernel(self._source, name),
+                        compiled_kernels.parameters_of(self._source, name), self._device)
 
 
 class Function:
-    """A kernel that can be launched on one device. As it does not say which of its arrays it writes, it is taken to
-    write the last."""
+    """A kernel that can be launched on one device. It is taken to write every array that is not const in its text."""
 
-    def __init__(self, run: Any, device: int) -> None:
-        self._run, self._device = run, device
+    def __init__(self, run: Any, parameters: list[str], device: int) -> None:
+        self._run, self._parameters, self._device = run, parameters, device
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
         assert Cuda.current.selected == self._device, "a kernel that was loaded for another device"
-        arrays = [x for x in args if isinstance(x, ndarray)]
-        for x in arrays:
-            _used(x, writes=x is arrays[-1])
+        for x, parameter in zip(args, self._parameters, strict=True):
+            if isinstance(x, ndarray):
+                _used(x, writes=not parameter.startswith("const "))
         self._run(grid[0], block[0], [x._a if isinstance(x, ndarray) else _scalar(x) for x in args])
 
 

@@ -168,6 +168,10 @@ def test_the_double_finds_what_does_not_wait_for_a_copy_or_a_copy_that_does_not_
     assert arrays.is_poisoned(there.view(np.int32)), "nothing is there before the host has waited"
     arrived()
     assert there.tolist() == values.tolist()
+    arrived = stand_in.copy_beside(x, there)
+    with pytest.raises(RaceError, match="may still be using"):  # one of two results is written over what is copied yet
+        stand_in.relu(stand_in.uploaded(values), x, stand_in.empty(1, np.uint8))
+    arrived()
     stand_in.copy_beside(there, x)
     with pytest.raises(RaceError, match="may still be using"):  # the device computes with what is not there yet
         stand_in.add_rounded(x, x, x)
