@@ -357,7 +357,7 @@ def run_fused(function: Callable[..., object], operands: Sequence[Operand], work
 
 
 class Kind(NamedTuple):
-    """What a kernel's text says of an operand; its period is a number of the launch's, from 1 on, or 0 for none."""
+    """An operand as a kernel's text names it: its period is a number of the launch's, from 1 on, or 0 for none."""
 
     dtype: np.dtype[Any]
     pattern: Pattern = "row"
